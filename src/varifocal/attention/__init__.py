@@ -1,0 +1,1 @@
+"""attend, gates, one module for each mechanism, and the conformance kit."""

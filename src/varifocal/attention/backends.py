@@ -1,0 +1,38 @@
+"""The ways to evaluate a problem, by name: a named backend runs or says why not; only "auto" chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from varifocal.equations.problem import Attended, Problem
+from varifocal.equations.reference import attend_reference
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to evaluate a problem."""
+
+    name: str
+    run: Callable[[Problem], Attended]
+    why_not: Callable[[Problem], str | None]
+    """Why this backend cannot run a problem, as the end of a sentence; None if it can."""
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Backend("reference", run=attend_reference, why_not=lambda problem: None),)
+}
+"""In the order in which "auto" tries them."""
+
+
+def choose_backend(name: str, problem: Problem) -> Backend:
+    """The named backend, or for "auto" the first that can run the problem."""
+    if name == "auto":
+        return next(backend for backend in BACKENDS.values() if backend.why_not(problem) is None)
+    if name not in BACKENDS:
+        known = ", ".join(f"'{known}'" for known in ("auto", *BACKENDS))
+        raise ValueError(f"unknown backend {name!r}; known are {known}")
+    reason = BACKENDS[name].why_not(problem)
+    if reason is not None:
+        raise ValueError(f"backend {name!r} {reason}; use backend='auto' or 'reference'")
+    return BACKENDS[name]

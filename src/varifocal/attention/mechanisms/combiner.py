@@ -1,0 +1,35 @@
+"""Own segment in full, earlier segments in summary: Ren et al., Combiner, arXiv:2107.05768."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, MechanismOutput
+from varifocal.equations.branches import Segments
+from varifocal.equations.branches.base import require_at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinerConfig(MechanismConfig):
+    """The length of a segment, near the square root of the longest context; fixed, never from the batch."""
+
+    segment: int = 64
+
+    def __post_init__(self) -> None:
+        require_at_least("segment", self.segment, 1)
+
+
+class Combiner(Mechanism[CombinerConfig]):
+    """One softmax over the keys of the query's segment and one summary of each earlier segment."""
+
+    name = "combiner"
+    config_type = CombinerConfig
+
+    def remember(self, x: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The queries [B, H, T, D]: a segment's summary is what its pooled queries read."""
+        return q
+
+    def focus(self, call: Call) -> MechanismOutput:
+        return MechanismOutput(call.attend(Segments(self.config.segment, queries=self.needed_memory(call))).output)

@@ -1,0 +1,75 @@
+"""The divergence that trains an indexer: how far its distribution over the chosen keys is from the attention's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from varifocal.attention.precision import wide
+from varifocal.equations.branches import Indexer, TopK
+from varifocal.equations.layout import Layout
+
+QUERIES_AT_A_TIME = 256
+"""Bounds what is gathered at once to H x 256 x K rows of keys."""
+
+
+def indexer_divergence(q: Tensor, k: Tensor, indexer: Indexer, selected: Tensor, top_k: TopK, layout: Layout) -> Tensor:
+    """Mean over queries and heads of KL(attention || indexer), both as softmax over the selected keys.
+
+    Args:
+        q, k: queries [B, H, T, D] and keys [B, G, S, D]; the attention is the target and gets no gradient.
+        indexer: its queries [B, I, T, R] and keys [B, J, S, R].
+        selected: the indices [B, H, T, K] that attend returned (first keys of blocks for select="blocks").
+        top_k: the branch that selected them.
+        layout: where the queries stand; padding queries do not count.
+    """
+    q, k = wide(q.detach()), wide(k.detach())
+    keys = selected if top_k.select == "exact" else with_whole_blocks(selected, top_k.block, layout)
+    total = q.new_zeros(())
+    for begin in range(0, q.shape[2], QUERIES_AT_A_TIME):
+        part = slice(begin, begin + QUERIES_AT_A_TIME)
+        total = total + checkpoint(  # type: ignore[no-untyped-call]
+            summed_divergence,
+            q[:, :, part],
+            k,
+            indexer.queries[:, :, part],
+            indexer.keys,
+            keys[:, :, part],
+            use_reentrant=False,
+        )
+    queries = (layout.query_place >= 0).sum() * q.shape[1]
+    return total / queries.clamp(min=1)
+
+
+def summed_divergence(q: Tensor, k: Tensor, index_q: Tensor, index_k: Tensor, keys: Tensor) -> Tensor:
+    """The divergence summed over some queries [B, H, T', D] with chosen keys [B, H, T', K], -1 for none."""
+    none = keys < 0
+    target = chosen_scores(q, k, keys) * q.shape[-1] ** -0.5
+    target = target.masked_fill(none, float("-inf")).log_softmax(dim=-1)
+    guess = chosen_scores(index_q.repeat_interleave(q.shape[1] // index_q.shape[1], dim=1), index_k, keys)
+    guess = guess.masked_fill(none, float("-inf")).log_softmax(dim=-1)
+    # A query that chose nothing has NaN throughout: it contributes 0, and so does each entry that was not chosen.
+    none = none | none.all(dim=-1, keepdim=True)
+    return F.kl_div(
+        guess.masked_fill(none, 0.0), target.masked_fill(none, 0.0), reduction="none", log_target=True
+    ).sum()
+
+
+def chosen_scores(q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
+    """Dot products [B, H, T', K] of queries [B, H, T', D] with the keys [B, J, S, D] at `keys` [B, H, T', K]; 0 for -1."""
+    batch, heads = q.shape[:2]
+    row = torch.arange(batch, device=q.device)[:, None, None, None]
+    head = (torch.arange(heads, device=q.device) // (heads // k.shape[1]))[None, :, None, None]
+    gathered = k[row, head, keys.clamp(min=0)].masked_fill((keys < 0)[..., None], 0.0)  # [B, H, T', K, D]
+    return torch.einsum("bhtd,bhtkd->bhtk", q, gathered)
+
+
+def with_whole_blocks(first: Tensor, block: int, layout: Layout) -> Tensor:
+    """All key indices [B, H, T, (K + 1) * block] of the chosen blocks and of the query's own up to the query."""
+    own = layout.start + torch.div(layout.query_place, block, rounding_mode="floor") * block
+    own = torch.where(layout.query_place >= 0, own, -1)[:, None, :, None].expand(*first.shape[:3], 1)
+    firsts = torch.cat((first, own), dim=-1)[..., None]
+    keys = torch.where(firsts >= 0, firsts + torch.arange(block, device=first.device), -1).flatten(-2)
+    return torch.where(keys <= layout.position[:, None, :, None], keys, -1)

@@ -1,0 +1,89 @@
+"""Mechanisms by name, and their configs to and from plain options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from varifocal.attention.gates import GateConfig
+from varifocal.attention.mechanisms.base import HeadShape, Mechanism, MechanismConfig
+from varifocal.attention.mechanisms.bigbird import BigBird
+from varifocal.attention.mechanisms.combiner import Combiner
+from varifocal.attention.mechanisms.context_adaptive import ContextAdaptive
+from varifocal.attention.mechanisms.dense import Dense
+from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparse
+from varifocal.attention.mechanisms.head_gated import HeadGated
+from varifocal.attention.mechanisms.local import Local
+from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
+from varifocal.attention.mechanisms.sparse_transformer import SparseTransformer
+
+MECHANISMS: dict[str, type[Mechanism[Any]]] = {
+    mechanism.name: mechanism
+    for mechanism in (
+        Dense,
+        Local,
+        Combiner,
+        DynamicSparse,
+        ContextAdaptive,
+        HeadGated,
+        SparseGeometric,
+        BigBird,
+        SparseTransformer,
+    )
+}
+"""The modules by stem, in the order of the tables."""
+
+
+def make_mechanism(name: str, shape: HeadShape | None = None, **options: Any) -> Mechanism[Any]:
+    """A mechanism by its stem, for example make_mechanism("head_gated", shape, window=128, gate={"kind": "mlp"})."""
+    return mechanism_type(name)(config_from_options(name, options), shape)
+
+
+def mechanism_type(name: str) -> type[Mechanism[Any]]:
+    """The module of that stem; ValueError with the nearest name if there is none."""
+    if name not in MECHANISMS:
+        raise ValueError(f"unknown mechanism {name!r}{nearest(name, MECHANISMS)}; known are {', '.join(MECHANISMS)}")
+    return MECHANISMS[name]
+
+
+def config_from_options(name: str, options: Mapping[str, Any]) -> MechanismConfig:
+    """The frozen config of mechanism `name` from plain options; a gate may be a GateConfig or a dict of its options."""
+    config_type = mechanism_type(name).config_type
+    check_options(f"mechanism {name!r}", options, config_type)
+    values = dict(options)
+    if isinstance(values.get("gate"), Mapping):
+        default: GateConfig = config_type().gate
+        check_options(f"the gate of {name!r}", values["gate"], GateConfig)
+        values["gate"] = GateConfig(**(asdict(default) | dict(values["gate"])))
+    config: MechanismConfig = config_type(**values)
+    return config
+
+
+def options_from_config(config: MechanismConfig) -> dict[str, Any]:
+    """The plain options (numbers, strings, nested dicts) that give this config again, ready for JSON."""
+    return asdict(config)
+
+
+def check_options(owner: str, options: Mapping[str, Any], config_type: type[Any]) -> None:
+    """ValueError for an option that the config does not have, or whose type is not the default's."""
+    known = {field.name: field for field in fields(config_type)}
+    defaults = config_type()
+    for option, value in options.items():
+        if option not in known:
+            offered = ", ".join(known) if known else "none"
+            raise ValueError(f"{owner} has no option {option!r}{nearest(option, known)}; its options are: {offered}")
+        default = getattr(defaults, option)
+        if isinstance(default, bool) != isinstance(value, bool) or (
+            isinstance(default, int | float) and not isinstance(value, int | float)
+        ):
+            raise ValueError(f"{owner}: option {option!r} must be like its default {default!r}, got {value!r}")
+        if isinstance(default, int) and isinstance(value, float) and not value.is_integer():
+            raise ValueError(f"{owner}: option {option!r} must be a whole number, got {value!r}")
+
+
+def nearest(name: str, known: Mapping[str, Any]) -> str:
+    """', did you mean X?' if a known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,22 @@
+"""Gates, widths and indexers compute in float32 or wider, whatever the type of the layer and under autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from varifocal.equations.problem import accumulation_dtype
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """The tensor in float32, or in float64 if it is float64."""
+    return tensor.to(accumulation_dtype(tensor.dtype))
+
+
+def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer applied to x [..., C] in float32 or wider, autocast or not."""
+    x = wide(x)
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x, layer.weight.to(x.dtype), bias)

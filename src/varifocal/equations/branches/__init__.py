@@ -1,0 +1,16 @@
+"""The sets of keys that queries may read, one idea a file."""
+
+from varifocal.equations.branches.base import Branch, FixedBranch, Union, members
+from varifocal.equations.branches.causal import Causal
+from varifocal.equations.branches.prefix import Prefix
+from varifocal.equations.branches.random_blocks import RandomBlocks
+from varifocal.equations.branches.segments import Segments
+from varifocal.equations.branches.soft_window import SoftWindow
+from varifocal.equations.branches.strided import Strided
+from varifocal.equations.branches.top_k import Indexer, TopK
+from varifocal.equations.branches.window import Window
+
+__all__ = [
+    "Branch", "Causal", "FixedBranch", "Indexer", "Prefix", "RandomBlocks", "Segments", "SoftWindow", "Strided",
+    "TopK", "Union", "Window", "members",
+]  # fmt: skip

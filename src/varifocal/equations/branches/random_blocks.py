@@ -1,0 +1,48 @@
+"""A few random blocks of the past: Zaheer et al., Big Bird, arXiv:2007.14062."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from varifocal.equations.branches.base import FixedBranch, require_at_least
+
+
+@dataclass(frozen=True)
+class RandomBlocks(FixedBranch):
+    """Up to `count` blocks of keys before the query's own block, drawn by a hash of the seed and its place.
+
+    Two draws may hit the same block. The draw depends on nothing but the place in the document: the same
+    query reads the same blocks in training, in decoding and in every batch.
+    """
+
+    count: int
+    """Blocks drawn for each block of queries."""
+    block: int = 64
+    """Keys in a block."""
+    seed: int = 0
+    """Another seed draws other blocks."""
+
+    def __post_init__(self) -> None:
+        require_at_least("number of random blocks", self.count, 1)
+        require_at_least("block", self.block, 1)
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        query_block = torch.div(query, self.block, rounding_mode="floor")
+        key_block = torch.div(key, self.block, rounding_mode="floor")
+        drawn = torch.zeros_like(query_block - key_block, dtype=torch.bool)
+        for draw in range(self.count):
+            chosen = scramble(query_block * self.count + draw, self.seed) % query_block.clamp(min=1)
+            drawn = drawn | (key_block == chosen)
+        return drawn & (key_block < query_block)
+
+
+def scramble(number: Tensor, seed: int) -> Tensor:
+    """A hash of int64 numbers to 0..2^32-1 (Wellons' lowbias32 mixer), the same on every device."""
+    word = 0xFFFFFFFF
+    state = (number ^ (seed * 0x9E3779B9 & word)) & word
+    state = ((state ^ (state >> 16)) * 0x7FEB352D) & word
+    state = ((state ^ (state >> 15)) * 0x046CA68B) & word
+    return state ^ (state >> 16)

@@ -1,0 +1,41 @@
+"""A window whose width is learned: Sukhbaatar et al., Adaptive Attention Span, arXiv:1905.07799."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from varifocal.equations.branches.base import Branch, require_at_least
+
+
+@dataclass(frozen=True, eq=False)
+class SoftWindow(Branch):
+    """A window of its own width for every query and head, with a soft edge through which the width learns.
+
+    A key at distance x has the weight clamp((width - x) / edge, 0, 1): 1 up to width - edge, 0 from width on.
+    """
+
+    width: Tensor
+    """[B, H, T]: the width of each query's window in each head, at least `edge`, at most `limit`."""
+    edge: float = 32.0
+    """Keys over which the weight falls from 1 to 0."""
+    limit: int = 512
+    """No key at this distance or farther is read, whatever the width says."""
+
+    def __post_init__(self) -> None:
+        require_at_least("soft edge", self.edge, 1)
+        require_at_least("window limit", self.limit, 1)
+
+    def log_weight(self, distance: Tensor, width: Tensor) -> Tensor:
+        """The logarithm of the weight of a key at `distance`; minus infinity where it is not read.
+
+        Only keys strictly inside the edge (0 < weight < 1) pass a gradient to the width.
+        """
+        weight = (width - distance) / self.edge
+        inside = (weight > 0) & (weight < 1)
+        # The logarithm is taken of safe numbers only: log 0 would make NaN gradients of masked keys.
+        logarithm = torch.where(inside, weight, 1.0).log()
+        read = (weight > 0) & (distance < self.limit)
+        return logarithm.masked_fill(~read, float("-inf"))

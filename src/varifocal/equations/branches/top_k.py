@@ -1,0 +1,65 @@
+"""The keys that a query rates highest: Gupta et al., Memory-efficient Transformers via Top-k Attention, arXiv:2106.06899."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from varifocal.equations.branches.base import Branch, require_at_least
+
+Select = Literal["exact", "blocks"]
+
+
+@dataclass(frozen=True, eq=False)
+class Indexer:
+    """Low-rank queries and keys that choose in place of the true scores: DeepSeek-AI, DeepSeek-V3.2, 2025.
+
+    The indexer receives no gradient from the output; `dynamic_sparse` trains it with a divergence of its own.
+    """
+
+    queries: Tensor
+    """[B, I, T, R] with H a multiple of I: query head h is served by indexer head h // (H / I)."""
+    keys: Tensor
+    """[B, J, S, R] with I a multiple of J."""
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(Branch):
+    """The k best keys of each query and head, k_i = min(i + 1, max(minimum, ceil(scale * sqrt(i + 1)))).
+
+    i is the query's place in its document. Of equal scores the lower index wins. The chosen scores get exact
+    gradients, the choice none. With select="blocks" the query reads its own block of keys and the
+    ceil(k_i / block) best of the earlier ones, ranked by the mean of their keys.
+    """
+
+    scale: float = 1.0
+    """The factor of the square root; 0 for a constant k."""
+    minimum: int = 1
+    """The least k (as far as there are keys)."""
+    select: Select = "exact"
+    """"exact" ranks every key, "blocks" ranks blocks by their mean key (Tang et al., Quest, arXiv:2406.10774)."""
+    block: int = 64
+    """Keys in a block, for select="blocks"."""
+    indexer: Indexer | None = None
+    """Ranks the keys in place of the scores."""
+
+    def __post_init__(self) -> None:
+        require_at_least("top-k minimum", self.minimum, 1)
+        require_at_least("top-k scale", self.scale, 0)
+        require_at_least("block", self.block, 1)
+        if self.select not in ("exact", "blocks"):
+            raise ValueError(f"top-k select must be 'exact' or 'blocks', got {self.select!r}")
+
+    def keys_per_query(self, place: Tensor) -> Tensor:
+        """int64: k for queries at the given places in their documents."""
+        seen = (place + 1).clamp(min=0)
+        wanted = (self.scale * seen.double().sqrt()).ceil().long().clamp(min=self.minimum)
+        return torch.minimum(seen, wanted)
+
+    def blocks_per_query(self, place: Tensor) -> Tensor:
+        """int64: how many blocks before its own a query reads, as far as there are any."""
+        wanted = (self.keys_per_query(place) + self.block - 1) // self.block
+        return torch.minimum(wanted, torch.div(place.clamp(min=0), self.block, rounding_mode="floor"))

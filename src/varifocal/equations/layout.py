@@ -1,0 +1,84 @@
+"""Where queries stand in their row, and which keys they could see at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Keys sit at 0..S-1 of a row; the query at `position` may see keys `start` <= j <= `position`.
+
+    A document is a run of equal, non-negative ids. Negative ids are padding: a padding key belongs to no
+    document, and a padding query has an empty range (its start lies behind its position).
+    """
+
+    position: Tensor
+    """int64 [B, T]: the index of each query's own key."""
+    start: Tensor
+    """int64 [B, T]: the index of the first key of each query's document; S for padding."""
+    key_start: Tensor
+    """int64 [B, S]: the same for every key."""
+
+    @property
+    def keys(self) -> int:
+        """S, the number of keys in a row."""
+        return self.key_start.shape[1]
+
+    @property
+    def query_place(self) -> Tensor:
+        """int64 [B, T]: each query's place in its own document, counted from 0; negative for padding."""
+        return self.position - self.start
+
+    @property
+    def key_place(self) -> Tensor:
+        """int64 [B, S]: each key's place in its own document, counted from 0; negative for padding."""
+        return torch.arange(self.keys, device=self.key_start.device) - self.key_start
+
+    def pair_places(self) -> tuple[Tensor, Tensor]:
+        """Query [B, T, 1] and key [B, T, S] places, both counted from the start of the query's document."""
+        index = torch.arange(self.keys, device=self.start.device)
+        return self.query_place[:, :, None], index - self.start[:, :, None]
+
+    def visible(self) -> Tensor:
+        """bool [B, T, S]: the keys of a query's own document that do not lie in its future."""
+        query, key = self.pair_places()
+        return (key >= 0) & (key <= query)
+
+
+def document_starts(documents: Tensor) -> Tensor:
+    """The index of the first key of every key's document [B, S], from document ids [B, S]; S for padding."""
+    length = documents.shape[1]
+    index = torch.arange(length, device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    starts = torch.where(begins, index, 0).cummax(dim=1).values
+    return torch.where(documents >= 0, starts, length)
+
+
+def make_layout(
+    *, batch: int, queries: int, keys: int, documents: Tensor | None, positions: Tensor | None, device: torch.device
+) -> Layout:
+    """The layout of a call: `documents` [B, S] default to one document a row, `positions` to the last T keys."""
+    if documents is None:
+        key_start = torch.zeros(batch, keys, dtype=torch.int64, device=device)
+    else:
+        key_start = document_starts(documents.to(torch.int64))
+    if positions is None:
+        positions = torch.arange(keys - queries, keys, device=device)
+    position = positions.to(torch.int64).expand(batch, queries)
+    return Layout(position=position, start=key_start.gather(1, position), key_start=key_start)
+
+
+def repeated_document(documents: Tensor) -> int | None:
+    """An id that names two separate runs of one row of `documents` [B, S], or None: runs must be unbroken."""
+    for row in documents.to(torch.int64):
+        runs = torch.unique_consecutive(row)
+        runs = runs[runs >= 0]
+        ids, counts = runs.unique(return_counts=True)
+        if bool((counts > 1).any()):
+            return int(ids[counts > 1][0])
+    return None

@@ -1,0 +1,219 @@
+"""The law: every branch and score in plain torch, with all pairs written out. No speed tricks, no kernels.
+
+For each branch m, a key j has a log-weight (0 where it is read in full, minus infinity where it is not read) that
+is added to its score; softmax over what is left, times the branch's weight, summed over the branches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from varifocal.equations.blocks import make_blocks, same_block
+from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
+from varifocal.equations.layout import Layout
+from varifocal.equations.problem import Attended, Problem, accumulation_dtype
+from varifocal.equations.scores import Score
+
+NOTHING = float("-inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A problem in the accumulation dtype, key heads repeated for every query head, unseen entries blanked."""
+
+    q: Tensor
+    """[B, H, T, D]."""
+    k: Tensor
+    """[B, H, S, D]."""
+    v: Tensor
+    """[B, H, S, D]."""
+    score: Score
+    layout: Layout
+    visible: Tensor
+    """bool [B, 1, T, S]."""
+    unseen_key: Tensor
+    """bool [B, 1, S, 1]: keys that no query of the row may see."""
+    scores: Tensor
+    """[B, H, T, S]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one branch may read: scores with the branch's log-weights added [B, H, T, K], and their values."""
+
+    scores: Tensor
+    values: Tensor
+    """[B, H, K, D]."""
+
+
+def attend_reference(problem: Problem) -> Attended:
+    """Evaluate the equation as it is written."""
+    scene = make_scene(problem)
+    output = torch.zeros_like(scene.q)
+    logsumexps: list[Tensor] = []
+    selections: list[Tensor | None] = []
+    for number, branch in enumerate(problem.branches):
+        reading, selected = read(branch, scene)
+        mean, logsumexp = softmax_mean(reading)
+        if problem.weights is not None:
+            mean = mean * problem.weights[..., number, None].to(mean.dtype)
+        output = output + mean
+        logsumexps.append(logsumexp)
+        selections.append(selected)
+    return Attended(output.to(problem.q.dtype), torch.stack(logsumexps, dim=-1), tuple(selections))
+
+
+def make_scene(problem: Problem) -> Scene:
+    """Widen the types, repeat the key heads, and blank what nobody sees: padding may hold anything, even NaN."""
+    dtype = accumulation_dtype(problem.q.dtype)
+    visible = problem.layout.visible()[:, None]  # [B, 1, T, S]
+    blind_query = ~visible.any(dim=3)[..., None]  # [B, 1, T, 1]
+    unseen_key = ~visible.any(dim=2)[..., None]  # [B, 1, S, 1]
+    groups = problem.q.shape[1] // max(problem.k.shape[1], 1)
+    q = problem.q.to(dtype).masked_fill(blind_query, 0.0)
+    k = problem.k.to(dtype).masked_fill(unseen_key, 0.0).repeat_interleave(groups, dim=1)
+    v = problem.v.to(dtype).masked_fill(unseen_key, 0.0).repeat_interleave(groups, dim=1)
+    score = problem.score.blank(blind_query, unseen_key)
+    scores = score.rate(q @ k.mT, head_width=q.shape[-1])
+    return Scene(q, k, v, score, problem.layout, visible, unseen_key, scores)
+
+
+def softmax_mean(reading: Reading) -> tuple[Tensor, Tensor]:
+    """The mean value [B, H, T, D] under softmax of the scores, and their log-sum-exp [B, H, T].
+
+    Where nothing is read the mean is 0 and the log-sum-exp minus infinity, with gradient 0.
+    """
+    if reading.scores.shape[-1] == 0:
+        empty = reading.scores.sum(dim=-1)
+        return empty[..., None] + reading.values.sum(dim=-2, keepdim=True), empty + NOTHING
+    highest = reading.scores.detach().amax(dim=-1, keepdim=True)
+    highest = torch.where(highest == NOTHING, 0.0, highest)
+    exponentials = (reading.scores - highest).exp()
+    total = exponentials.sum(dim=-1, keepdim=True)
+    nothing = total == 0
+    probabilities = exponentials / total.masked_fill(nothing, 1.0)
+    logsumexp = (total.masked_fill(nothing, 1.0).log() + highest).masked_fill(nothing, NOTHING)
+    return probabilities @ reading.values, logsumexp.squeeze(-1)
+
+
+def read(branch: Branch, scene: Scene) -> tuple[Reading, Tensor | None]:
+    """The scores and values that a branch reads, and what its top-k (if it has one) selected."""
+    log_weight = torch.full_like(scene.visible, NOTHING, dtype=scene.scores.dtype)
+    summaries: list[Reading] = []
+    selected: Tensor | None = None
+    for member in members(branch):
+        if isinstance(member, TopK):
+            weight, selected = top_k_log_weight(member, scene)
+        else:
+            weight = position_log_weight(member, scene)
+        log_weight = torch.maximum(log_weight, weight)
+        if isinstance(member, Segments):
+            summaries.append(read_summaries(member, scene))
+    unread = (log_weight == NOTHING) | ~scene.visible
+    scores = scene.scores + log_weight.masked_fill(unread, 0.0)
+    readings = [Reading(scores.masked_fill(unread, NOTHING), scene.v), *summaries]
+    joined = Reading(
+        torch.cat([reading.scores for reading in readings], dim=-1),
+        torch.cat([reading.values for reading in readings], dim=-2),
+    )
+    return joined, selected
+
+
+def position_log_weight(branch: Branch, scene: Scene) -> Tensor:
+    """The log-weight [B, H or 1, T, S] of a branch that follows from positions (and learned widths)."""
+    query, key = scene.layout.pair_places()
+    query, key = query[:, None], key[:, None]  # [B, 1, T, 1], [B, 1, T, S]
+    if isinstance(branch, SoftWindow):
+        return branch.log_weight(query - key, branch.width.to(scene.scores.dtype)[..., None])
+    if isinstance(branch, Segments):
+        allowed = same_block(query, key, branch.length)
+    elif isinstance(branch, FixedBranch):
+        allowed = branch.allows(query, key)
+    else:
+        raise ValueError(f"the reference does not know the branch {branch!r}")
+    return torch.zeros_like(allowed, dtype=scene.scores.dtype).masked_fill(~allowed, NOTHING)
+
+
+def top_k_log_weight(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
+    """The log-weight [B, H, T, S] of the chosen keys, 0, and of the others, minus infinity; and the choice."""
+    with torch.no_grad():
+        if branch.select == "exact":
+            scores = rank_scores(branch, scene, keys=None) if branch.indexer is not None else scene.scores
+            budget = branch.keys_per_query(scene.layout.query_place)
+            chosen, selected = best(scores.masked_fill(~scene.visible, NOTHING), budget)
+        else:
+            chosen, selected = choose_blocks(branch, scene)
+        return torch.zeros_like(scene.scores).masked_fill(~chosen, NOTHING), selected
+
+
+def choose_blocks(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
+    """The keys [B, H, T, S] of the best complete blocks and of the query's own; and the blocks' first keys."""
+    blocks = make_blocks(scene.layout, branch.block)
+    average = blocks.member.to(scene.k.dtype)
+    average = (average / average.sum(dim=-1, keepdim=True).clamp(min=1))[:, None]  # [B, 1, N, S]
+    scores = rank_scores(branch, scene, keys=average)
+    earlier = blocks.earlier(scene.layout)[:, None]  # [B, 1, T, N]
+    budget = branch.blocks_per_query(scene.layout.query_place)
+    chosen, selected = best(scores.masked_fill(~earlier, NOTHING), budget)
+    keys = torch.einsum("bhtn,bns->bhts", chosen.to(average.dtype), blocks.member.to(average.dtype)) > 0
+    query, key = scene.layout.pair_places()
+    own = same_block(query, key, branch.block)
+    first = blocks.first[:, None, None].expand(*selected.shape[:3], -1)
+    firsts = first.gather(-1, selected.clamp(min=0)) if selected.numel() else selected
+    return keys | own[:, None], torch.where(selected >= 0, firsts, -1)
+
+
+def rank_scores(branch: TopK, scene: Scene, *, keys: Tensor | None) -> Tensor:
+    """Dot products [B, H, T, S or N] that rank keys, or blocks if `keys` [B, 1, N, S] averages them."""
+    if branch.indexer is None:
+        queries, candidates = scene.q, scene.k
+    else:
+        queries = branch.indexer.queries.to(scene.q.dtype)
+        candidates = branch.indexer.keys.to(scene.q.dtype).masked_fill(scene.unseen_key, 0.0)
+    if keys is not None:
+        candidates = keys @ candidates
+    queries = queries.repeat_interleave(scene.q.shape[1] // queries.shape[1], dim=1)
+    candidates = candidates.repeat_interleave(scene.q.shape[1] // candidates.shape[1], dim=1)
+    return queries @ candidates.mT
+
+
+def best(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
+    """The `budget` [B, T] highest of `scores` [B, H, T, S]: as a mask, and as indices [B, H, T, K], best first.
+
+    Of equal scores the lower index wins; entries of minus infinity are never chosen.
+    """
+    width = min(int(budget.max()) if budget.numel() else 0, scores.shape[-1])
+    ranked = scores.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    taken = (rank < budget[:, None, :, None]) & (ranked.values > NOTHING)
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked.indices, taken)
+    return chosen, torch.where(taken, ranked.indices, -1)[..., :width]
+
+
+def read_summaries(branch: Segments, scene: Scene) -> Reading:
+    """One summary key and value for each earlier segment of the query's document."""
+    blocks = make_blocks(scene.layout, branch.length)
+    member = blocks.member[:, None]  # [B, 1, N, S]
+    queries = scene.q if branch.queries is None else branch.queries.to(scene.q.dtype)
+    queries = queries.masked_fill(scene.unseen_key, 0.0)
+    width = scene.q.shape[-1]
+    summary_query, summary_key = (pool_maximum(part, member) for part in (queries, scene.k))
+    within = scene.score.rate(summary_query @ scene.k.mT, head_width=width).masked_fill(~member, NOTHING)
+    values, _ = softmax_mean(Reading(within, scene.v))  # [B, H, N, D]
+    earlier = blocks.earlier(scene.layout)[:, None]
+    scores = scene.score.rate(scene.q @ summary_key.mT, head_width=width).masked_fill(~earlier, NOTHING)
+    return Reading(scores, values)
+
+
+def pool_maximum(entries: Tensor, member: Tensor) -> Tensor:
+    """The elementwise maximum [B, H, N, D] of the entries [B, H, S, D] of each block; 0 for an empty block."""
+    pooled = [
+        entries.masked_fill(~block[..., None], NOTHING).amax(dim=2) for block in member.unbind(dim=2)
+    ]  # N of [B, H, D]
+    if not pooled:
+        return entries[:, :, :0]
+    stacked = torch.stack(pooled, dim=2)
+    return stacked.masked_fill(stacked == NOTHING, 0.0)

@@ -1,0 +1,79 @@
+"""A learned gate on every pair of query and key: Adaptive Sparse-Geometric Attention (ASGA), equations 1 to 3."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from varifocal.equations.scores.dot import Score
+
+PairForm = Literal["product", "log", "threshold"]
+
+
+@dataclass(frozen=True, eq=False)
+class PairGate(Score):
+    """alpha_ij = scale_h * q.k / sqrt(D), gated by s_ij = sigmoid(output_h . GELU(a_i + b_j) + bias_h).
+
+    "product" is the paper's alpha * s: a closed gate sends the score to 0, which flattens attention and does
+    not make it sparse. "log" is alpha + log s, where a closed gate does remove the pair. "threshold" is the
+    same, and pairs with s below `threshold` are not read at all.
+
+    The first layer of the pair network acts on [LN q ; LN k] and is linear, so it splits into a part of the
+    query and a part of the key, which are given here: no tensor of pairs x 2D exists.
+    """
+
+    queries: Tensor
+    """a [B, H, T, P]: the query's half of the hidden layer."""
+    keys: Tensor
+    """b [B, H, S, P]: the key's half of the hidden layer."""
+    output: Tensor
+    """[H, P]: the output layer."""
+    bias: Tensor | None = None
+    """[H]: the output layer's bias."""
+    scale: Tensor | None = None
+    """[H]: the factor of the dot product; None for 1."""
+    form: PairForm = "product"
+    threshold: float = 0.1
+    """The least gate that is read, for form="threshold"."""
+
+    def __post_init__(self) -> None:
+        if self.form not in ("product", "log", "threshold"):
+            raise ValueError(f"pair gate form must be 'product', 'log' or 'threshold', got {self.form!r}")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"pair gate threshold must lie between 0 and 1, got {self.threshold}")
+
+    def gate_logits(self, dtype: torch.dtype) -> Tensor:
+        """[B, H, T, S]: the logit of every pair's gate, one hidden unit at a time."""
+        queries, keys, output = (part.to(dtype) for part in (self.queries, self.keys, self.output))
+        shape = (*queries.shape[:3], keys.shape[2])
+        logits = queries.new_zeros(shape)
+        if self.bias is not None:
+            logits = logits + self.bias.to(dtype)[:, None, None]
+        for unit in range(output.shape[1]):
+            hidden = F.gelu(queries[..., unit, None] + keys[..., None, :, unit])  # [B, H, T, S]
+            logits = logits + output[:, unit, None, None] * hidden
+        return logits
+
+    def blank(self, blind_query: Tensor, unseen_key: Tensor) -> PairGate:
+        return replace(
+            self,
+            queries=self.queries.masked_fill(blind_query, 0.0),
+            keys=self.keys.masked_fill(unseen_key, 0.0),
+        )
+
+    def rate(self, products: Tensor, *, head_width: int) -> Tensor:
+        alpha = products / math.sqrt(head_width)
+        if self.scale is not None:
+            alpha = alpha * self.scale.to(alpha.dtype)[:, None, None]
+        logits = self.gate_logits(alpha.dtype)
+        if self.form == "product":
+            return alpha * logits.sigmoid()
+        scores = alpha + F.logsigmoid(logits)
+        if self.form == "threshold":
+            scores = scores.masked_fill(logits.sigmoid() < self.threshold, float("-inf"))
+        return scores
