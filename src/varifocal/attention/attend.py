@@ -37,8 +37,8 @@ def attend(
         score: how a query rates a key; None for Dot(), q.k / sqrt(D).
         documents: integers [B, S], the document of each key. A document is a run of equal ids; documents do not see
             each other. Negative ids are padding, which sees nothing and is not seen.
-        positions: integers [T] or [B, T], the index of each query's own key; None if the queries are the last T of the S
-            keys. A query sees no key behind its own.
+        positions: integers [T] or [B, T], the index of each query's own key; None if the queries are the last T of
+            the S keys. A query sees no key behind its own.
         backend: "auto", or the name of a backend, which then runs or says why it cannot.
 
     Returns:

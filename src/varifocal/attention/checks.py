@@ -97,7 +97,7 @@ def check_indexer(q: Tensor, indexer: Indexer, sizes: dict[str, int]) -> None:
     heads, key_heads = indexer.queries.shape[1], indexer.keys.shape[1]
     if heads == 0 or key_heads == 0 or sizes["H"] % heads or heads % key_heads:
         raise ValueError(
-            f"the {sizes['H']} query heads must be a multiple of the indexer's query heads, and these of its key heads, "
+            f"the {sizes['H']} query heads must be a multiple of the indexer's heads, and these of its key heads, "
             f"got {heads} and {key_heads}"
         )
 
@@ -135,12 +135,13 @@ def check_segments(branches: tuple[Branch, ...], score: Score, positions: Tensor
                 if sizes["T"] != sizes["S"] or positions is not None:
                     where = "" if positions is None else " at positions of their own"
                     raise ValueError(
-                        f"Segments needs the query of every key, got {sizes['T']} queries{where} for {sizes['S']} keys; "
+                        f"Segments needs every key's query, got {sizes['T']} queries{where} for {sizes['S']} keys; "
                         "pass Segments(length, queries=...) of shape [B, H, S, D]"
                     )
             elif tuple(member.queries.shape) != expected_shape("BHSD", sizes):
                 raise ValueError(
-                    f"Segments.queries must be [B, H, S, D] = {expected_shape('BHSD', sizes)}, got {shape(member.queries)}"
+                    f"Segments.queries must be [B, H, S, D] = {expected_shape('BHSD', sizes)}, "
+                    f"got {shape(member.queries)}"
                 )
 
 
@@ -153,8 +154,8 @@ def check_documents(q: Tensor, documents: Tensor | None, sizes: dict[str, int]) 
         raise ValueError(f"documents must be [B, S] = {expected_shape('BS', sizes)}, got shape {shape(documents)}")
     if readable(documents) and (repeated := repeated_document(documents)) is not None:
         raise ValueError(
-            f"document {repeated} appears in two separate places of a row; a document must be one unbroken run of its id "
-            "(padding, with negative ids, before or behind it)"
+            f"document {repeated} appears in two separate places of a row; a document must be one unbroken run of "
+            "its id (padding, with negative ids, before or behind it)"
         )
 
 

@@ -132,7 +132,7 @@ def mean_over(values: Tensor, counted: Tensor | None) -> Tensor:
 
 def normalize_gradient(logits: Tensor, target: float) -> Tensor:
     """The logits [B, H, T] unchanged; their gradient rescaled per head to root mean square `target` (0 stays 0)."""
-    return _NormalizeGradient.apply(logits, target)  # type: ignore[no-any-return, no-untyped-call]
+    return _NormalizeGradient.apply(logits, target)  # type: ignore[no-any-return]
 
 
 class _NormalizeGradient(torch.autograd.Function):

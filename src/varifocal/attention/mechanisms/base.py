@@ -170,8 +170,8 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             )
         if k.ndim != 4 or k.shape[1] != shape.kv_heads or k.shape[3] != shape.head_width:
             raise ValueError(
-                f"{self.name} expects k and v [B, {shape.kv_heads}, S, {shape.head_width}] (kv_heads and head width of its "
-                f"shape), got {tuple(k.shape)}"
+                f"{self.name} expects k and v [B, {shape.kv_heads}, S, {shape.head_width}] (kv_heads and head width of "
+                f"its shape), got {tuple(k.shape)}"
             )
         if x.ndim != 3 or tuple(x.shape) != (q.shape[0], q.shape[2], shape.model_width):
             expected = (q.shape[0], q.shape[2], shape.model_width)

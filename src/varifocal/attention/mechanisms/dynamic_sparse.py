@@ -62,7 +62,7 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
 
     def index_heads(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """[B, heads of the layer, T, R]."""
-        return wide_linear(layer, x.detach()).unflatten(-1, (-1, self.config.rank)).transpose(1, 2)
+        return wide_linear(layer, x.detach()).view(*x.shape[:2], -1, self.config.rank).transpose(1, 2)
 
     def remember(self, x: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """The indexer's keys [B, G, T, R]."""

@@ -30,7 +30,7 @@ def indexer_divergence(q: Tensor, k: Tensor, indexer: Indexer, selected: Tensor,
     total = q.new_zeros(())
     for begin in range(0, q.shape[2], QUERIES_AT_A_TIME):
         part = slice(begin, begin + QUERIES_AT_A_TIME)
-        total = total + checkpoint(  # type: ignore[no-untyped-call]
+        total = total + checkpoint(
             summed_divergence,
             q[:, :, part],
             k,
@@ -58,7 +58,7 @@ def summed_divergence(q: Tensor, k: Tensor, index_q: Tensor, index_k: Tensor, ke
 
 
 def chosen_scores(q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
-    """Dot products [B, H, T', K] of queries [B, H, T', D] with the keys [B, J, S, D] at `keys` [B, H, T', K]; 0 for -1."""
+    """Dot products [B, H, T', K] of queries [B, H, T', D] with keys [B, J, S, D] at `keys` [B, H, T', K]; 0 for -1."""
     batch, heads = q.shape[:2]
     row = torch.arange(batch, device=q.device)[:, None, None, None]
     head = (torch.arange(heads, device=q.device) // (heads // k.shape[1]))[None, :, None, None]

@@ -1,4 +1,4 @@
-"""The keys that a query rates highest: Gupta et al., Memory-efficient Transformers via Top-k Attention, arXiv:2106.06899."""
+"""The keys that a query rates highest: Gupta et al., Top-k Attention, arXiv:2106.06899."""
 
 from __future__ import annotations
 
