@@ -4,7 +4,8 @@
 """
 
 from varifocal.attention.attend import attend
-from varifocal.attention.gates import GateConfig
+from varifocal.attention.gate_metrics import GateStatistics, gate_gradient_norms, gate_statistics
+from varifocal.attention.gates import Gate, GateConfig, set_gate_warmth
 from varifocal.attention.mechanisms import (
     MECHANISMS,
     HeadShape,
@@ -16,6 +17,7 @@ from varifocal.attention.mechanisms import (
 from varifocal.equations.branches import (
     Branch,
     Causal,
+    FixedBranch,
     Indexer,
     Prefix,
     RandomBlocks,
@@ -31,7 +33,8 @@ from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
 __version__ = "0.1.0"
 
 __all__ = [
-    "MECHANISMS", "Attended", "Branch", "Causal", "Dot", "GateConfig", "HeadScale", "HeadShape", "Indexer", "Mechanism",
-    "MechanismConfig", "MechanismOutput", "PairGate", "Prefix", "RandomBlocks", "Score", "Segments", "SoftWindow",
-    "Strided", "TopK", "Window", "attend", "make_mechanism",
+    "MECHANISMS", "Attended", "Branch", "Causal", "Dot", "FixedBranch", "Gate", "GateConfig", "GateStatistics",
+    "HeadScale", "HeadShape", "Indexer", "Mechanism", "MechanismConfig", "MechanismOutput", "PairGate", "Prefix",
+    "RandomBlocks", "Score", "Segments", "SoftWindow", "Strided", "TopK", "Window", "attend",
+    "gate_gradient_norms", "gate_statistics", "make_mechanism", "set_gate_warmth",
 ]  # fmt: skip

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from varifocal.attention.backends import choose_backend
-from varifocal.attention.checks import check_call
+from varifocal.attention.checks import check_equation, check_tokens
 from varifocal.equations.branches import Branch
-from varifocal.equations.layout import make_layout
+from varifocal.equations.layout import Layout, make_layout
 from varifocal.equations.problem import Attended, Problem
 from varifocal.equations.scores import Dot, Score
 
@@ -46,8 +46,17 @@ def attend(
     """
     branches = (branches,) if isinstance(branches, Branch) else tuple(branches)
     score = Dot() if score is None else score
-    check_call(q, k, v, branches=branches, weights=weights, score=score, documents=documents, positions=positions)
-    layout = make_layout(
+    layout = lay_out(q, k, v, documents=documents, positions=positions)
+    in_place = positions is None and q.shape[2] == k.shape[2]
+    check_equation(q, k, branches=branches, weights=weights, score=score, in_place=in_place)
+    problem = Problem(q=q, k=k, v=v, branches=branches, weights=weights, score=score, layout=layout)
+    return choose_backend(backend, problem).run(problem)
+
+
+def lay_out(q: Tensor, k: Tensor, v: Tensor, *, documents: Tensor | None, positions: Tensor | None) -> Layout:
+    """Where the queries of a checked call stand."""
+    check_tokens(q, k, v, documents=documents, positions=positions)
+    return make_layout(
         batch=q.shape[0],
         queries=q.shape[2],
         keys=k.shape[2],
@@ -55,5 +64,3 @@ def attend(
         positions=positions,
         device=q.device,
     )
-    problem = Problem(q=q, k=k, v=v, branches=branches, weights=weights, score=score, layout=layout)
-    return choose_backend(backend, problem).run(problem)

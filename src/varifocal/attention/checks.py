@@ -12,24 +12,18 @@ from varifocal.equations.scores import HeadScale, PairGate, Score
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    branches: tuple[Branch, ...],
-    weights: Tensor | None,
-    score: Score,
-    documents: Tensor | None,
-    positions: Tensor | None,
+def check_equation(
+    q: Tensor, k: Tensor, *, branches: tuple[Branch, ...], weights: Tensor | None, score: Score, in_place: bool
 ) -> None:
-    """ValueError unless the arguments of attend fit together."""
-    check_heads(q, k, v)
+    """ValueError unless branches, weights and score fit the queries and keys.
+
+    `in_place` says that the queries are one for each key, in the order of the keys.
+    """
     sizes = {"B": q.shape[0], "H": q.shape[1], "T": q.shape[2], "S": k.shape[2], "D": q.shape[3], "M": len(branches)}
     check_branches(q, branches, sizes)
     check_score(q, score, sizes)
     if any(isinstance(member, Segments) for branch in branches for member in members(branch)):
-        check_segments(branches, score, positions, sizes)
+        check_segments(branches, score, sizes, in_place=in_place)
     if weights is not None:
         check_tensor("weights", weights, "BHTM", sizes, like=q)
         check_finite("weights", weights)
@@ -38,6 +32,12 @@ def check_call(
             f"{len(branches)} branches need weights of shape [B, H, T, M] = {expected_shape('BHTM', sizes)}, got None; "
             "for one softmax over all of them join the branches with |"
         )
+
+
+def check_tokens(q: Tensor, k: Tensor, v: Tensor, *, documents: Tensor | None, positions: Tensor | None) -> None:
+    """ValueError unless queries, keys, values, documents and positions fit together."""
+    check_heads(q, k, v)
+    sizes = {"B": q.shape[0], "T": q.shape[2], "S": k.shape[2]}
     check_documents(q, documents, sizes)
     check_positions(q, positions, sizes)
 
@@ -125,18 +125,17 @@ def check_score(q: Tensor, score: Score, sizes: dict[str, int]) -> None:
                 check_tensor(f"PairGate.{name}", vector, "H", sizes, like=q)
 
 
-def check_segments(branches: tuple[Branch, ...], score: Score, positions: Tensor | None, sizes: dict[str, int]) -> None:
+def check_segments(branches: tuple[Branch, ...], score: Score, sizes: dict[str, int], *, in_place: bool) -> None:
     """Summaries need the queries of every key, and a score that can rate a summary."""
     if isinstance(score, PairGate):
         raise ValueError("Segments rates summaries, which have no pair gate; use Dot() or HeadScale with Segments")
     for member in (member for branch in branches for member in members(branch)):
         if isinstance(member, Segments):
             if member.queries is None:
-                if sizes["T"] != sizes["S"] or positions is not None:
-                    where = "" if positions is None else " at positions of their own"
+                if not in_place:
                     raise ValueError(
-                        f"Segments needs every key's query, got {sizes['T']} queries{where} for {sizes['S']} keys; "
-                        "pass Segments(length, queries=...) of shape [B, H, S, D]"
+                        f"Segments needs every key's query, got {sizes['T']} queries for {sizes['S']} keys, "
+                        "or queries at positions of their own; pass Segments(length, queries=...) of shape [B, H, S, D]"
                     )
             elif tuple(member.queries.shape) != expected_shape("BHSD", sizes):
                 raise ValueError(

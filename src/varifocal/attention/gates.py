@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -29,14 +30,17 @@ class GateConfig:
     z_loss: float = 0.0
     """Coefficient of the mean squared logit before the cap (after ST-MoE, arXiv:2202.08906)."""
     normalize_gradient: float | None = None
-    """Rescales the gradient of the logits, head by head, to this root mean square over the tokens of the batch.
-    The gradient then depends on what else is in the batch: accumulated micro-batches are not one big batch."""
+    """Rescales the gradient that the attention sends to the logits, head by head, to this root mean square over
+    the tokens of the batch where it is not 0. The gradient then depends on what else is in the batch: accumulated
+    micro-batches are not one big batch."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("mlp", "linear", "static", "constant"):
             raise ValueError(f"gate kind must be 'mlp', 'linear', 'static' or 'constant', got {self.kind!r}")
         if self.hidden < 1:
             raise ValueError(f"gate hidden width must be at least 1, got {self.hidden}")
+        if not math.isfinite(self.start):
+            raise ValueError(f"gate start must be a finite logit, got {self.start}")
         if self.soft_cap is not None and not self.soft_cap > 0:
             raise ValueError(f"gate soft_cap must be above 0, got {self.soft_cap}; None switches it off")
         if not self.z_loss >= 0:
@@ -91,12 +95,12 @@ class Gate(nn.Module):
     def forward(self, x: Tensor, *, counted: Tensor | None = None) -> Gated:
         """Gates for the layer's normed input x [B, T, C]; `counted` bool [B, T] marks the tokens of the z-loss."""
         learned = self.learned_logits(wide(x))  # [B, H, T]
-        if self.config.normalize_gradient is not None:
-            learned = normalize_gradient(learned, self.config.normalize_gradient)
         logits = self.config.start + self.warmth.to(learned.dtype) * learned
         losses = {}
         if self.config.z_loss:
             losses["gate_z"] = self.config.z_loss * mean_over(logits.square(), counted)
+        if self.config.normalize_gradient is not None:
+            logits = normalize_gradient(logits, self.config.normalize_gradient)
         if self.config.soft_cap is not None:
             logits = self.config.soft_cap * torch.tanh(logits / self.config.soft_cap)
         return Gated(logits.sigmoid(), losses)
@@ -131,8 +135,8 @@ def mean_over(values: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def normalize_gradient(logits: Tensor, target: float) -> Tensor:
-    """The logits [B, H, T] unchanged; their gradient rescaled per head to root mean square `target` (0 stays 0)."""
-    return _NormalizeGradient.apply(logits, target)  # type: ignore[no-any-return]
+    """The logits [B, H, T] unchanged; their gradient rescaled per head to the root mean square `target`."""
+    return _NormalizeGradient.apply(logits, target)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _NormalizeGradient(torch.autograd.Function):
@@ -142,6 +146,7 @@ class _NormalizeGradient(torch.autograd.Function):
         return logits.view_as(logits)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        size = gradient.square().mean(dim=(0, 2), keepdim=True).sqrt()  # [1, H, 1]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        reached = (gradient != 0).sum(dim=(0, 2), keepdim=True).clamp(min=1)
+        size = (gradient.square().sum(dim=(0, 2), keepdim=True) / reached).sqrt()  # [1, H, 1]
         return gradient * torch.where(size > 0, ctx.target / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0), None

@@ -14,6 +14,18 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(accumulation_dtype(tensor.dtype))
 
 
+def project_heads(heads: Tensor, weight: Tensor) -> Tensor:
+    """weight_h . heads [B, H, T, P] from heads [B, H, T, D] and weight [H, P, D], in float32 or wider, autocast or not.
+
+    NaN counts as 0: where a token is seen its dot product carries the NaN anyway, and where it is padding the NaN
+    must not reach the weight's gradient.
+    """
+    heads = wide(heads)
+    heads = heads.masked_fill(heads.isnan(), 0.0)
+    with torch.autocast(heads.device.type, enabled=False):
+        return heads @ weight.to(heads.dtype).mT
+
+
 def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """The layer applied to x [..., C] in float32 or wider, autocast or not."""
     x = wide(x)

@@ -8,9 +8,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from varifocal.attention.attend import attend
+from varifocal.attention.attend import attend, lay_out
 from varifocal.equations.branches import Branch
-from varifocal.equations.layout import Layout, make_layout
+from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended
 
 
@@ -49,7 +49,8 @@ class MechanismOutput:
     losses: dict[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses by name, with their coefficients, to be added to the loss."""
     records: dict[str, Tensor] = field(default_factory=dict)
-    """What is worth recording, detached: "gate" [B, H, T], "decides" bool [B, T] (where the gate has any effect),
+    """What is worth recording, detached: "gate" [B, H, T], "decides" bool [B, T] or [B, H, T] (where the gate has
+    any effect),
     "width" [B, H, T], "selected" [B, H, T, K] (Attended.selected)."""
 
 
@@ -82,14 +83,7 @@ class Call(NamedTuple):
 
     def layout(self) -> Layout:
         """Where this call's queries stand."""
-        return make_layout(
-            batch=self.q.shape[0],
-            queries=self.q.shape[2],
-            keys=self.k.shape[2],
-            documents=self.documents,
-            positions=self.positions,
-            device=self.q.device,
-        )
+        return lay_out(self.q, self.k, self.v, documents=self.documents, positions=self.positions)
 
 
 ConfigT = TypeVar("ConfigT", bound=MechanismConfig)

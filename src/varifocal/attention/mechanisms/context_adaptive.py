@@ -37,7 +37,7 @@ class ContextAdaptiveConfig(MechanismConfig):
     """c of k_i = max(k_min, ceil(c * sqrt(i + 1)))."""
     k_min: int = 1
     select: Select = "exact"
-    """"exact" ranks every key, "blocks" ranks blocks of keys at a cost of O(n sqrt n)."""
+    """"exact" ranks every key, "blocks" ranks blocks of keys by their mean and reads the best ones."""
     block: int = 64
     reads: Literal["both", "local", "global"] = "both"
     """"local" or "global" drops the other branch and the gate."""
@@ -108,8 +108,8 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
             gate, losses = self.gate(call.x, counted=place >= 0)
             attended = call.attend((window, top_k), weights=two_way(gate))
             # While top-k takes every key and the window has not begun to fade, both read the same.
-            same = (top_k.keys_per_query(place) > place) & (place <= config.window_min - config.edge)
-            records |= {"gate": gate.detach(), "decides": (place >= 0) & ~same}
+            same = top_k.reads_everything(place)[:, None] & (place[:, None] <= width - config.edge)
+            records |= {"gate": gate.detach(), "decides": (place >= 0)[:, None] & ~same}
         selected = attended.selected[-1]
         if selected is not None:
             records["selected"] = selected

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from varifocal.attention.mechanisms.base import Call, HeadShape, Mechanism, MechanismConfig, MechanismOutput
 from varifocal.attention.mechanisms.indexer_loss import indexer_divergence
-from varifocal.attention.precision import wide_linear
+from varifocal.attention.precision import project_heads
 from varifocal.equations.branches import Indexer, TopK, Window
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.branches.top_k import Select
@@ -41,8 +41,9 @@ class DynamicSparseConfig(MechanismConfig):
 class DynamicSparse(Mechanism[DynamicSparseConfig]):
     """One softmax over the keys that the indexer rates highest and the query's own.
 
-    The indexer reads the layer's input without sending gradients back into it, and learns from nothing but the
-    divergence between its distribution and the attention over the chosen keys.
+    The indexer projects each head's queries and keys, positions included, to a small width. It sends no gradient
+    back into them, and learns from nothing but the divergence between its distribution and the attention over the
+    keys that are read.
     """
 
     name = "dynamic_sparse"
@@ -50,26 +51,24 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
 
     def __init__(self, config: DynamicSparseConfig | None = None, shape: HeadShape | None = None) -> None:
         super().__init__(config, shape)
-        rank = self.config.rank
-        self.index_query = nn.Linear(self.shape.model_width, self.shape.heads * rank, bias=False)
-        self.index_key = nn.Linear(self.shape.model_width, self.shape.kv_heads * rank, bias=False)
+        rank, width = self.config.rank, self.shape.head_width
+        self.query_weight = nn.Parameter(torch.empty(self.shape.heads, rank, width))
+        self.key_weight = nn.Parameter(torch.empty(self.shape.kv_heads, rank, width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Scaled by fan-in, and rank^-1/4 on each side, so that index scores start with variance 1."""
-        for layer in (self.index_query, self.index_key):
-            nn.init.normal_(layer.weight, std=layer.in_features**-0.5 * self.config.rank**-0.25)
-
-    def index_heads(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """[B, heads of the layer, T, R]."""
-        return wide_linear(layer, x.detach()).view(*x.shape[:2], -1, self.config.rank).transpose(1, 2)
+        """One random projection for a key head and its query heads: index scores start as guesses of q.k / sqrt(D)."""
+        nn.init.normal_(self.key_weight, std=self.config.rank**-0.5 * self.shape.head_width**-0.25)
+        groups = self.shape.heads // self.shape.kv_heads
+        with torch.no_grad():
+            self.query_weight.copy_(self.key_weight.repeat_interleave(groups, dim=0))
 
     def remember(self, x: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """The indexer's keys [B, G, T, R]."""
-        return self.index_heads(self.index_key, x)
+        return project_heads(k.detach(), self.key_weight)
 
     def focus(self, call: Call) -> MechanismOutput:
-        indexer = Indexer(self.index_heads(self.index_query, call.x), self.needed_memory(call))
+        indexer = Indexer(project_heads(call.q.detach(), self.query_weight), self.needed_memory(call))
         top_k = self.config.top_k(indexer)
         attended = call.attend(top_k | Window(1))
         selected = attended.selected[0]

@@ -16,7 +16,7 @@ QUERIES_AT_A_TIME = 256
 
 
 def indexer_divergence(q: Tensor, k: Tensor, indexer: Indexer, selected: Tensor, top_k: TopK, layout: Layout) -> Tensor:
-    """Mean over queries and heads of KL(attention || indexer), both as softmax over the selected keys.
+    """Mean over queries and heads of KL(attention || indexer), both as softmax over the keys that are read.
 
     Args:
         q, k: queries [B, H, T, D] and keys [B, G, S, D]; the attention is the target and gets no gradient.
@@ -26,7 +26,8 @@ def indexer_divergence(q: Tensor, k: Tensor, indexer: Indexer, selected: Tensor,
         layout: where the queries stand; padding queries do not count.
     """
     q, k = wide(q.detach()), wide(k.detach())
-    keys = selected if top_k.select == "exact" else with_whole_blocks(selected, top_k.block, layout)
+    whole = top_k.select == "blocks"
+    keys = with_whole_blocks(selected, top_k.block, layout) if whole else with_own_key(selected, layout)
     total = q.new_zeros(())
     for begin in range(0, q.shape[2], QUERIES_AT_A_TIME):
         part = slice(begin, begin + QUERIES_AT_A_TIME)
@@ -64,6 +65,13 @@ def chosen_scores(q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
     head = (torch.arange(heads, device=q.device) // (heads // k.shape[1]))[None, :, None, None]
     gathered = k[row, head, keys.clamp(min=0)].masked_fill((keys < 0)[..., None], 0.0)  # [B, H, T', K, D]
     return torch.einsum("bhtd,bhtkd->bhtk", q, gathered)
+
+
+def with_own_key(selected: Tensor, layout: Layout) -> Tensor:
+    """The selected keys [B, H, T, K + 1] and the query's own, where it was not selected."""
+    own = torch.where(layout.query_place >= 0, layout.position, -1)[:, None, :, None].expand(*selected.shape[:3], 1)
+    known = (selected == own).any(dim=-1, keepdim=True)
+    return torch.cat((selected, torch.where(known, -1, own)), dim=-1)
 
 
 def with_whole_blocks(first: Tensor, block: int, layout: Layout) -> Tensor:

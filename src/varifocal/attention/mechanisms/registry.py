@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from varifocal.attention.gates import GateConfig
@@ -51,12 +51,14 @@ def mechanism_type(name: str) -> type[Mechanism[Any]]:
 def config_from_options(name: str, options: Mapping[str, Any]) -> MechanismConfig:
     """The frozen config of mechanism `name` from plain options; a gate may be a GateConfig or a dict of its options."""
     config_type = mechanism_type(name).config_type
-    check_options(f"mechanism {name!r}", options, config_type)
-    values = dict(options)
-    if isinstance(values.get("gate"), Mapping):
+    values = checked_options(f"mechanism {name!r}", options, config_type)
+    if "gate" in values and not isinstance(values["gate"], GateConfig):
+        if not isinstance(values["gate"], Mapping):
+            raise ValueError(
+                f"the gate of {name!r} must be a GateConfig or a dict of its options, got {values['gate']!r}"
+            )
         default: GateConfig = config_type().gate
-        check_options(f"the gate of {name!r}", values["gate"], GateConfig)
-        values["gate"] = GateConfig(**(asdict(default) | dict(values["gate"])))
+        values["gate"] = replace(default, **checked_options(f"the gate of {name!r}", values["gate"], GateConfig))
     config: MechanismConfig = config_type(**values)
     return config
 
@@ -66,24 +68,34 @@ def options_from_config(config: MechanismConfig) -> dict[str, Any]:
     return asdict(config)
 
 
-def check_options(owner: str, options: Mapping[str, Any], config_type: type[Any]) -> None:
-    """ValueError for an option that the config does not have, or whose type is not the default's."""
-    known = {field.name: field for field in fields(config_type)}
+def checked_options(owner: str, options: Mapping[str, Any], config_type: type[Any]) -> dict[str, Any]:
+    """The options as the config takes them; ValueError for one it does not have or whose type is not the default's."""
+    known = [field.name for field in fields(config_type)]
     defaults = config_type()
+    values: dict[str, Any] = {}
     for option, value in options.items():
         if option not in known:
             offered = ", ".join(known) if known else "none"
             raise ValueError(f"{owner} has no option {option!r}{nearest(option, known)}; its options are: {offered}")
         default = getattr(defaults, option)
-        if isinstance(default, bool) != isinstance(value, bool) or (
-            isinstance(default, int | float) and not isinstance(value, int | float)
-        ):
-            raise ValueError(f"{owner}: option {option!r} must be like its default {default!r}, got {value!r}")
-        if isinstance(default, int) and isinstance(value, float) and not value.is_integer():
-            raise ValueError(f"{owner}: option {option!r} must be a whole number, got {value!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(default, bool | str):
+            fits = isinstance(value, type(default))
+        elif isinstance(default, int):
+            fits = number and float(value).is_integer()
+        elif isinstance(default, float) or default is None:
+            fits = number or (default is None and value is None)
+        else:
+            fits = True
+        if not fits:
+            raise ValueError(
+                f"{owner}: option {option!r} must be of the kind of its default {default!r}, got {value!r}"
+            )
+        values[option] = int(value) if type(default) is int else value
+    return values
 
 
-def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """', did you mean X?' if a known name is close."""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' (did you mean X?)' if a known name is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from varifocal.attention.mechanisms.base import Call, HeadShape, Mechanism, MechanismConfig, MechanismOutput
-from varifocal.attention.precision import wide
+from varifocal.attention.precision import project_heads, wide
 from varifocal.equations.branches import Branch, Causal, Strided, Window
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
@@ -107,11 +107,10 @@ class SparseGeometric(Mechanism[SparseGeometricConfig]):
 
 
 def half_hidden(heads: Tensor, weight: Tensor) -> Tensor:
-    """weight_h . LN(heads) [B, H, T, P] from heads [B, H, T, D] and weight [H, P, D], in float32 or wider.
+    """weight_h . LN(heads) [B, H, T, P] from heads [B, H, T, D] and weight [H, P, D].
 
-    The norm has no scale of its own: the weight behind it would absorb one.
+    The norm has no scale or shift of its own: the weight behind it would absorb a scale, and the paper's network has
+    no hidden bias.
     """
     heads = wide(heads)
-    with torch.autocast(heads.device.type, enabled=False):
-        normed = F.layer_norm(heads, heads.shape[-1:])
-        return normed @ weight.to(heads.dtype).mT
+    return project_heads(F.layer_norm(heads.masked_fill(heads.isnan(), 0.0), heads.shape[-1:]), weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +41,7 @@ class TopK(Branch):
     minimum: int = 1
     """The least k (as far as there are keys)."""
     select: Select = "exact"
-    """"exact" ranks every key, "blocks" ranks blocks by their mean key (Tang et al., Quest, arXiv:2406.10774)."""
+    """"exact" ranks every key, "blocks" ranks blocks by their mean key (Lu et al., MoBA, arXiv:2502.13189)."""
     block: int = 64
     """Keys in a block, for select="blocks"."""
     indexer: Indexer | None = None
@@ -48,7 +49,8 @@ class TopK(Branch):
 
     def __post_init__(self) -> None:
         require_at_least("top-k minimum", self.minimum, 1)
-        require_at_least("top-k scale", self.scale, 0)
+        if not 0 <= self.scale < math.inf:
+            raise ValueError(f"top-k scale must be a finite number of at least 0, got {self.scale}")
         require_at_least("block", self.block, 1)
         if self.select not in ("exact", "blocks"):
             raise ValueError(f"top-k select must be 'exact' or 'blocks', got {self.select!r}")
@@ -58,6 +60,12 @@ class TopK(Branch):
         seen = (place + 1).clamp(min=0)
         wanted = (self.scale * seen.double().sqrt()).ceil().long().clamp(min=self.minimum)
         return torch.minimum(seen, wanted)
+
+    def reads_everything(self, place: Tensor) -> Tensor:
+        """bool: whether queries at the given places read every key up to their own."""
+        if self.select == "exact":
+            return self.keys_per_query(place) > place
+        return self.blocks_per_query(place) >= torch.div(place, self.block, rounding_mode="floor")
 
     def blocks_per_query(self, place: Tensor) -> Tensor:
         """int64: how many blocks before its own a query reads, as far as there are any."""

@@ -1,0 +1,138 @@
+"""varifocal check: the conformance table in the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Annotated
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from varifocal.cli.files import write_atomically
+from varifocal.conformance import ROWS, VARIANTS, Conformance, variants_of
+from varifocal.conformance import check as check_conformance
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MARKS = {"kept": "[green]✓[/green]", "broken": "[bold red]✗[/bold red]", "not offered": "[dim]·[/dim]"}
+
+
+def check(
+    mechanism: Annotated[
+        list[str] | None,
+        typer.Option("--mechanism", "-m", help="A mechanism or variant to check; repeat for several. Default: all."),
+    ] = None,
+    row: Annotated[
+        list[str] | None, typer.Option("--row", "-r", help="A row of the table; repeat for several. Default: all.")
+    ] = None,
+    backend: Annotated[str, typer.Option(help="auto, or the name of a backend.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float64, float32, bfloat16 or float16.")] = "float64",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    heads: Annotated[int, typer.Option(min=1, help="Query heads of the test inputs.")] = 4,
+    kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads of the test inputs.")] = 2,
+    head_width: Annotated[int, typer.Option(min=1, help="Width of a head.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other inputs.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the findings to this file.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Hold each mechanism to what training and decoding rely on, and print the table.
+
+    A text must give the same outputs and gradients whole, as a prefix, in chunks, token by token, packed with others,
+    behind padding and in any batch; a later token must change nothing at all. Exits with 1 if a promise is broken.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    check_device(device)
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise ValueError(f"cannot write {json_file}: the folder {json_file.parent} does not exist; create it first")
+    names = [
+        name
+        for wanted in mechanism or dict.fromkeys(v.mechanism for v in VARIANTS.values())
+        for name in variants_of(wanted)
+    ]
+    results = []
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), transient=True
+    )
+    with progress:
+        task = progress.add_task("", total=len(names))
+        for name in names:
+            progress.update(task, description=name)
+            results.append(
+                check_conformance(
+                    name,
+                    rows=row,
+                    backend=backend,
+                    dtype=DTYPES[dtype],
+                    device=device,
+                    heads=heads,
+                    kv_heads=kv_heads,
+                    head_width=head_width,
+                    seed=seed,
+                )
+            )
+            progress.advance(task)
+    console = Console()
+    print_table(console, results, title=f"conformance of backend {backend}, {dtype}, {device}")
+    if json_file is not None:
+        write_atomically(json_file, json.dumps([as_json(result) for result in results], indent=1) + "\n")
+    if not all(result.conforms for result in results):
+        raise typer.Exit(1)
+
+
+def check_device(device: str) -> None:
+    """ValueError unless the device exists here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
+def print_table(console: Console, results: list[Conformance], *, title: str) -> None:
+    """The table, what its columns promise, and a sentence for every broken promise."""
+    shown = {finding.row.name for result in results for finding in result.findings}
+    rows = [row for row in ROWS if row.name in shown]
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("mechanism", no_wrap=True)
+    for letter, _ in zip(ascii_lowercase, rows, strict=False):
+        table.add_column(letter, justify="center", no_wrap=True)
+    table.add_column("worst error", justify="right", no_wrap=True)
+    for result in results:
+        marks = [MARKS[finding.verdict] for finding in result.findings]
+        table.add_row(result.name, *marks, f"{result.worst:.0e}")
+    console.print(table)
+    legend = Table.grid(padding=(0, 2))
+    for letter, row in zip(ascii_lowercase, rows, strict=False):
+        legend.add_row(f"[bold]{letter}[/bold]", f"[bold]{row.name}[/bold]", row.promise)
+    console.print(legend)
+    console.print(f"\n{MARKS['kept']} kept  {MARKS['broken']} broken  {MARKS['not offered']} does not apply")
+    for result in results:
+        for finding in result.broken:
+            console.print(f"[bold red]{result.name}, {finding.row.name}:[/bold red] {escape(finding.detail)}")
+    kept = sum(finding.verdict == "kept" for result in results for finding in result.findings)
+    broken = sum(len(result.broken) for result in results)
+    console.print(f"{kept} promises kept, {broken} broken", highlight=False)
+
+
+def as_json(result: Conformance) -> dict[str, object]:
+    """A result as plain values; errors that were not measured are null."""
+    return {
+        "name": result.name,
+        "conforms": result.conforms,
+        "findings": [
+            {
+                "row": finding.row.name,
+                "verdict": finding.verdict,
+                "error": finding.error if finding.verdict == "kept" else None,
+                "detail": finding.detail,
+            }
+            for finding in result.findings
+        ],
+    }

@@ -1,0 +1,52 @@
+"""varifocal: the command that gathers the verbs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import varifocal
+from varifocal.cli.check import check
+
+app = typer.Typer(
+    name="varifocal",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Attention that adapts its focus between near and far.
+
+    Every query decides, from its own content, how much to read from the tokens near it and how much from the whole
+    text. This command checks, measures and explains the mechanisms of the library; each verb has a --help of its own.
+
+    Start with [bold]varifocal check[/bold], which holds every mechanism to what training and decoding rely on.""",
+)
+app.command()(check)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and leave, if asked for."""
+    if wanted:
+        typer.echo(f"varifocal {varifocal.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Options that stand before a verb."""
+
+
+def run() -> None:
+    """Run the command line; a user's mistake ends with one sentence and exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError) as mistake:
+        Console(stderr=True).print(f"[bold red]varifocal:[/bold red] {mistake}", highlight=False, soft_wrap=True)
+        sys.exit(2)
