@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests
 
-.PHONY: demo test lint types unit setup clean
+.PHONY: demo test lint types unit docs setup clean
 
 demo: setup
 	$(BIN)/varifocal check
@@ -27,6 +27,12 @@ types: setup
 
 unit: setup
 	$(BIN)/pytest -n 2
+
+# The README's table and picture, from a fresh measurement.
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots]'
+	$(BIN)/varifocal check --json results/conformance.json
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
