@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from varifocal.cli.files import write_atomically
+from varifocal.cli.files import require_folder, write_atomically
 from varifocal.conformance import ROWS, VARIANTS, Conformance, variants_of
 from varifocal.conformance import check as check_conformance
 
@@ -50,8 +50,8 @@ def check(
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
     check_device(device)
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise ValueError(f"cannot write {json_file}: the folder {json_file.parent} does not exist; create it first")
+    if json_file is not None:
+        require_folder(json_file)
     names = [
         name
         for wanted in mechanism or dict.fromkeys(v.mechanism for v in VARIANTS.values())

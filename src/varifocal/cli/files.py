@@ -14,3 +14,9 @@ def write_atomically(path: Path, text: str) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def require_folder(path: Path) -> None:
+    """ValueError unless the file's folder exists: better now than after the work."""
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")

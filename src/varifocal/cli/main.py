@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import varifocal
+from varifocal.cli.bench import bench
 from varifocal.cli.check import check
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
     Start with [bold]varifocal check[/bold], which holds every mechanism to what training and decoding rely on.""",
 )
 app.command()(check)
+app.add_typer(bench, name="bench")
 
 
 def show_version(wanted: bool) -> None:

@@ -37,7 +37,7 @@ class Attended(NamedTuple):
     output: Tensor
     """[B, H, T, D], in the dtype of q."""
     logsumexp: Tensor
-    """[B, H, T, M]: log of the sum of exp(score) over each branch's keys; minus infinity where it has none."""
+    """[B, H, T, M]: log of the sum of exp(score) over each branch's keys, minus infinity for none; detached."""
     selected: tuple[Tensor | None, ...]
     """For each branch with a top-k: int64 [B, H, T, K], the index of each chosen key (of each chosen block's first
     key, for select="blocks"; the query's own block is not listed), best first, -1 where fewer were chosen."""

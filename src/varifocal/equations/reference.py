@@ -61,7 +61,7 @@ def attend_reference(problem: Problem) -> Attended:
         if problem.weights is not None:
             mean = mean * problem.weights[..., number, None].to(mean.dtype)
         output = output + mean
-        logsumexps.append(logsumexp)
+        logsumexps.append(logsumexp.detach())
         selections.append(selected)
     return Attended(output.to(problem.q.dtype), torch.stack(logsumexps, dim=-1), tuple(selections))
 

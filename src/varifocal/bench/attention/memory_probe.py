@@ -1,0 +1,31 @@
+"""The process in which one contender's memory is measured: a task as JSON in, its peak as JSON out."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from varifocal.bench.attention.contenders import contenders
+from varifocal.bench.attention.run import DTYPES, one_run
+from varifocal.bench.attention.workload import Workload, make_inputs
+from varifocal.bench.memory import peak_additional_bytes
+
+
+def main() -> None:
+    """Warm up on a short text, so that libraries and thread pools stand, then measure one run."""
+    task = json.load(sys.stdin)
+    torch.set_num_threads(task["threads"])
+    sizes = task["workload"]
+    work = Workload(**(sizes | {"dtype": DTYPES[sizes["dtype"]], "device": torch.device(sizes["device"])}))
+    entrant = contenders(work)[task["name"]]
+    short = Workload(**(vars(work) | {"length": min(128, work.length)}))
+    one_run(entrant, task["pass"], make_inputs(short))()
+    inputs = make_inputs(work)
+    run = one_run(entrant, task["pass"], inputs)
+    sys.stdout.write(json.dumps({"peak_bytes": peak_additional_bytes(run, work.device)}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Run the benchmark: check each contender, let all take turns, measure memory in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from varifocal.bench.attention.contenders import BASELINE, Contender, contenders
+from varifocal.bench.attention.correctness import fault
+from varifocal.bench.attention.workload import Inputs, Workload, make_inputs
+from varifocal.bench.environment import environment
+from varifocal.bench.memory import in_own_process
+from varifocal.bench.timing import Times, measure, take_turns
+
+Pass = Literal["forward", "training", "decode"]
+PASSES: tuple[Pass, ...] = ("forward", "training", "decode")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    passes: tuple[Pass, ...] = ("training",)
+    names: tuple[str, ...] | None = None
+    """Contenders beside the baseline; None for all."""
+    rounds: int = 5
+    memory: bool = True
+    seconds: float = 30.0
+    """A contender whose single run takes longer at one length is not asked for longer ones."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the benchmark stands, for a progress bar."""
+
+    done: int
+    total: int
+    doing: str
+
+
+def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
+    """The result file's content: environment, sizes, and a row for each contender, pass and length."""
+    entrants = choose(contenders(workload), plan.names)
+    report = Reporter(
+        on_step, total=len(entrants) + len(plan.passes) * len(plan.lengths) * len(entrants) * (1 + plan.memory)
+    )
+    faults: dict[str, str] = {}
+    for name, entrant in entrants.items():
+        report.step(f"checking {name}")
+        if (found := fault(entrant, workload)) is not None:
+            faults[name] = found
+    able = {name: entrant for name, entrant in entrants.items() if name not in faults}
+    if BASELINE in faults:
+        raise ValueError(f"the baseline, {BASELINE}, fails its correctness case: {faults[BASELINE]}")
+    rows: list[dict[str, Any]] = []
+    for kind in plan.passes:
+        slow: set[str] = set()
+        for length in sorted(plan.lengths):
+            work = replace(workload, length=length, queries=1 if kind == "decode" else None)
+            asked = {
+                name: entrant
+                for name, entrant in able.items()
+                if takes_part(entrant, kind, length) and name not in slow
+            }
+            rows += measure_length(asked, kind, work, plan, report)
+            slow |= {row["name"] for row in rows if row["length"] == length and row["seconds"] > plan.seconds}
+            report.skip_to_end_of(length)
+    return {
+        "benchmark": "attention",
+        "environment": environment(),
+        "workload": {
+            name: str(value) if name in ("dtype", "device") else value
+            for name, value in asdict(workload).items()
+            if name not in ("length", "queries")
+        },
+        "baseline": BASELINE,
+        "faults": faults,
+        "unchecked": [name for name, entrant in entrants.items() if entrant.law is None],
+        "matmul_gflops": matmul_gflops(workload),
+        "rows": rows,
+    }
+
+
+class Reporter:
+    """Counts steps for a progress bar."""
+
+    def __init__(self, on_step: Callable[[Step], None] | None, *, total: int) -> None:
+        self.on_step, self.total, self.done = on_step, total, 0
+
+    def step(self, doing: str, steps: int = 1) -> None:
+        self.done += steps
+        if self.on_step is not None:
+            self.on_step(Step(self.done, self.total, doing))
+
+    def skip_to_end_of(self, length: int) -> None:
+        if self.on_step is not None:
+            self.on_step(Step(self.done, self.total, f"n = {length} done"))
+
+
+def choose(found: dict[str, Contender], names: Sequence[str] | None) -> dict[str, Contender]:
+    """The baseline and the contenders of those names."""
+    if names is None:
+        return found
+    for name in names:
+        if name not in found:
+            raise ValueError(f"unknown contender {name!r}; here are: {', '.join(found)}")
+    return {name: entrant for name, entrant in found.items() if name in names or name == BASELINE}
+
+
+def takes_part(entrant: Contender, kind: Pass, length: int) -> bool:
+    """Whether a contender can be asked for this pass and length."""
+    if length > entrant.longest:
+        return False
+    return {"forward": True, "training": entrant.backward, "decode": entrant.decodes}[kind]
+
+
+def measure_length(
+    asked: dict[str, Contender], kind: Pass, work: Workload, plan: Plan, report: Reporter
+) -> list[dict[str, Any]]:
+    """Time and memory of all contenders at one length."""
+    inputs = make_inputs(work)
+    # Short runs are repeated within a turn, so that a turn is long against the clock and against a disturbance.
+    repeats = {
+        name: max(1, min(1000, round(0.02 / measure(one_run(e, kind, inputs), work.device))))
+        for name, e in asked.items()
+    }
+    runs = {name: many_runs(one_run(entrant, kind, inputs), repeats[name]) for name, entrant in asked.items()}
+    times = take_turns(runs, rounds=plan.rounds, device=work.device)
+    report.step(f"{kind}, n = {work.length}: timed", steps=len(asked))
+    del inputs, runs
+    rows: list[dict[str, Any]] = []
+    for name in asked:
+        report.step(f"{kind}, n = {work.length}: memory of {name}", steps=int(plan.memory))
+        taken = peak_bytes(name, kind, work) if plan.memory else None
+        rows.append(
+            {
+                "name": name,
+                "pass": kind,
+                "length": work.length,
+                "seconds": times[name].median / repeats[name],
+                "spread": times[name].spread,
+                "speedup": speedup(times[BASELINE], repeats[BASELINE], times[name], repeats[name]),
+                "peak_bytes": taken,
+            }
+        )
+    baseline_bytes = next(row["peak_bytes"] for row in rows if row["name"] == BASELINE)
+    for row in rows:
+        row["memory_ratio"] = row["peak_bytes"] / baseline_bytes if baseline_bytes else None
+    return rows
+
+
+def speedup(baseline: Times, baseline_repeats: int, times: Times, repeats: int) -> float:
+    """The baseline's time over the contender's, within each round; the median of the rounds."""
+    return baseline.speedup_of(times) / baseline_repeats * repeats
+
+
+def many_runs(run: Callable[[], object], repeats: int) -> Callable[[], None]:
+    """The run, so many times."""
+
+    def repeated() -> None:
+        for _ in range(repeats):
+            run()
+
+    return repeated
+
+
+def one_run(entrant: Contender, kind: Pass, inputs: Inputs) -> Callable[[], object]:
+    """A forward pass, or a forward and backward pass to every leaf that the output depends on."""
+
+    def forward() -> object:
+        with torch.no_grad():
+            return entrant.run(inputs)
+
+    def training() -> object:
+        output = entrant.run(inputs)
+        return torch.autograd.grad(output, list(inputs.leaves().values()), inputs.cotangent, allow_unused=True)
+
+    return training if kind == "training" else forward
+
+
+def peak_bytes(name: str, kind: Pass, work: Workload) -> int:
+    """Peak additional memory of one run, in a process of its own."""
+    task: dict[str, object] = {
+        "name": name,
+        "pass": kind,
+        "threads": torch.get_num_threads(),
+        "workload": asdict(work) | {"dtype": str(work.dtype).removeprefix("torch."), "device": str(work.device)},
+    }
+    answer = in_own_process("varifocal.bench.attention.memory_probe", task, timeout=1800)
+    return int(str(answer["peak_bytes"]))
+
+
+def matmul_gflops(workload: Workload) -> float:
+    """What torch's own matrix product makes here in the same type: the limit for anything built of products."""
+    size = 2048
+    matrix = torch.randn(size, size, device=workload.device, dtype=workload.dtype)
+    times = take_turns({"matmul": lambda: matrix @ matrix}, rounds=5, device=workload.device)
+    return 2 * size**3 / times["matmul"].median / 1e9

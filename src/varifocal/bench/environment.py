@@ -1,0 +1,54 @@
+"""What a measurement must carry to mean anything: machine, versions, commit, command."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+
+def environment() -> dict[str, object]:
+    """The machine and software of this process, as plain values."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "vector_units": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.partition(":") for line in lines)
+    fields = {name.strip(): value.strip() for name, _, value in named}
+    details = [fields.get("model name", platform.machine())]
+    if "model" in fields:
+        details.append(f"family {fields.get('cpu family', '?')} model {fields['model']}")
+    return ", ".join(details)
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package lies in, with a + for uncommitted changes; None outside of one."""
+    folder = Path(__file__).parent
+    try:
+        revision, changes = (
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return revision + ("+" if changes else "")

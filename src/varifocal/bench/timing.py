@@ -1,0 +1,73 @@
+"""Times that can be compared: all variants take turns in one process, so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each repeat of one variant, in the order of the rounds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles, relative to the median; 0 for fewer than three repeats."""
+        if len(self.seconds) < 3:
+            return 0.0
+        first, _, third = statistics.quantiles(self.seconds, n=4)
+        return (third - first) / 2 / self.median
+
+    def speedup_of(self, other: Times) -> float:
+        """How many times as fast `other` is: the median over rounds of the ratio within a round."""
+        return statistics.median(own / its for own, its in zip(self.seconds, other.seconds, strict=True))
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    device: torch.device,
+    on_run: Callable[[str], None] | None = None,
+) -> dict[str, Times]:
+    """Run every variant once for warm-up, then `rounds` times in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for name, number in turns(tuple(runs), rounds):
+        if on_run is not None:
+            on_run(name)
+        elapsed = measure(runs[name], device)
+        if number > 0:
+            seconds[name].append(elapsed)
+    return {name: Times(tuple(values)) for name, values in seconds.items()}
+
+
+def turns(names: tuple[str, ...], rounds: int) -> Iterator[tuple[str, int]]:
+    """Every name in every round; round 0 is the warm-up, and every other round goes backwards."""
+    for number in range(rounds + 1):
+        for name in names if number % 2 == 0 else reversed(names):
+            yield name, number
+
+
+def measure(run: Callable[[], object], device: torch.device) -> float:
+    """The seconds of one run: wall clock on a CPU, events on a GPU."""
+    if device.type == "cuda":
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize(device)
+        return float(begin.elapsed_time(end)) / 1000
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,155 @@
+"""varifocal bench: speed and memory, side by side in one run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from varifocal.bench.attention.contenders import BASELINE
+from varifocal.bench.attention.run import DTYPES, PASSES, Pass, Plan, Step, bench_attention
+from varifocal.bench.attention.workload import Workload
+from varifocal.cli.check import check_device
+from varifocal.cli.files import require_folder, write_atomically
+from varifocal.evidence.attention_bench import AttentionBench, memory_table, speedup_table
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
+
+
+@bench.callback()
+def benchmarks() -> None:
+    """Measure speed and memory, side by side in one run."""
+
+
+@bench.command()
+def attention(
+    lengths: Annotated[str, typer.Option(help="Lengths of the text, separated by commas.")] = "512,1024,2048,4096,8192",
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--pass", help="forward, training (forward and backward), decode (one token); or several, by commas."
+        ),
+    ] = "training",
+    contender: Annotated[
+        list[str] | None,
+        typer.Option("--contender", "-c", help="A row of the table; repeat for several. Default: all."),
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 12,
+    kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads.")] = 6,
+    head_width: Annotated[int, typer.Option(min=1, help="Width of a head.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Rows in the batch.")] = 1,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 5,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too, each in a process of its own.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Short texts and ours only, within a minute.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it to this file, .png or .svg.", dir_okay=False)] = None,
+) -> None:
+    """Our attention beside torch's and that of installed peers, on the same inputs, taking turns.
+
+    Speeds are ratios to torch's causal scaled_dot_product_attention in the same run. A contender that does not agree
+    with the float64 reference, outputs and gradients, is not timed. The result file is made for `results/`.
+    """
+    for file in (json_file, plot):
+        if file is not None:
+            require_folder(file)
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib; install it with: pip install 'varifocal[plots]'")
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    if heads % kv_heads:
+        raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
+    check_device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    plan = Plan(
+        lengths=parse_lengths("512,1024,2048" if quick else lengths),
+        passes=parse_passes(kind),
+        names=tuple(contender) if contender else None,
+        rounds=2 if quick else rounds,
+        memory=memory and not quick,
+        seconds=3.0 if quick else 60.0,
+    )
+    workload = Workload(
+        length=plan.lengths[-1],
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_width=head_width,
+        dtype=DTYPES[dtype],
+        device=torch.device(device),
+    )
+    progress = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True)
+    with progress:
+        task = progress.add_task("starting", total=None)
+
+        def show(step: Step) -> None:
+            progress.update(task, description=step.doing, completed=step.done, total=step.total)
+
+        result = AttentionBench(bench_attention(plan, workload, on_step=show))
+    print_result(Console(), result)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(result.content, indent=1) + "\n")
+    if plot is not None:
+        from varifocal.evidence.attention_bench_plot import plot_attention_bench
+
+        plot_attention_bench(result, plot, kind=plan.passes[0])
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0, separated by commas."""
+    try:
+        lengths = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise ValueError(f"lengths must be whole numbers separated by commas, got {text!r}") from error
+    if not lengths or lengths[0] < 1:
+        raise ValueError(f"lengths must be at least 1, got {text!r}")
+    return lengths
+
+
+def parse_passes(text: str) -> tuple[Pass, ...]:
+    """Names of passes, separated by commas."""
+    chosen = tuple(known for known in PASSES if known in text.split(","))
+    if len(chosen) != len(text.split(",")):
+        raise ValueError(f"--pass takes {', '.join(PASSES)}, separated by commas; got {text!r}")
+    return chosen
+
+
+def print_result(console: Console, result: AttentionBench) -> None:
+    """Tables of speed and memory, what was not timed and why, and where it was measured."""
+    for kind in result.passes():
+        print_table(console, f"{kind}: speed, {BASELINE} = 1", speedup_table(result, kind))
+        if any(row["peak_bytes"] for row in result.content["rows"]):
+            print_table(console, f"{kind}: peak additional memory in MB (and as a ratio)", memory_table(result, kind))
+    for name, fault in result.content["faults"].items():
+        console.print(f"[bold red]not timed:[/bold red] {name}: {fault}", highlight=False)
+    for name in result.content["unchecked"]:
+        console.print(f"[dim]{name} has a method of its own: timed, not compared[/dim]", highlight=False)
+    shared = result.content["environment"]
+    gflops = f"{result.content['matmul_gflops']:.0f} GFLOP/s"
+    console.print(
+        f"{shared['processor']}, {shared['threads']} threads, torch {shared['torch']}, matrix products {gflops}"
+    )
+
+
+def print_table(console: Console, title: str, rows: list[list[str]]) -> None:
+    """A table with its first column to the left and numbers to the right."""
+    header, *body = rows
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in body:
+        table.add_row(*row)
+    console.print(table)

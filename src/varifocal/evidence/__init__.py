@@ -1,0 +1,1 @@
+"""Result files to tables and plots: reads files only, never a model."""
