@@ -93,7 +93,8 @@ def test_mlp_gate_is_the_sigmoid_of_two_layers() -> None:
 
 def test_static_gate_is_the_same_for_all_tokens_and_differs_between_heads() -> None:
     value = trained_gate(kind="static")(layer_input()).value
-    assert bool((value == value[:1, :, :1]).all())
+    # Not bit by bit: torch's sigmoid rounds the last few of a row, which fill no vector register, in another way.
+    torch.testing.assert_close(value, value[:1, :, :1].expand_as(value))
     assert value[0, :, 0].unique().numel() == HEADS
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from varifocal.attention.backends import choose_backend
-from varifocal.attention.checks import check_equation, check_tokens
+from varifocal.attention.checks import as_branches, check_equation, check_tokens
 from varifocal.equations.branches import Branch
 from varifocal.equations.layout import Layout, make_layout
 from varifocal.equations.problem import Attended, Problem
@@ -44,7 +44,7 @@ def attend(
     Returns:
         The output, each branch's log-sum-exp, and what each top-k selected. A query that sees nothing gets 0.
     """
-    branches = (branches,) if isinstance(branches, Branch) else tuple(branches)
+    branches = as_branches(branches)
     score = Dot() if score is None else score
     layout = lay_out(q, k, v, documents=documents, positions=positions)
     in_place = positions is None and q.shape[2] == k.shape[2]

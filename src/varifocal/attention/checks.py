@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ def check_equation(
     check_branches(q, branches, sizes)
     check_score(q, score, sizes)
     if any(isinstance(member, Segments) for branch in branches for member in members(branch)):
-        check_segments(branches, score, sizes, in_place=in_place)
+        check_segments(q, branches, score, sizes, in_place=in_place)
     if weights is not None:
         check_tensor("weights", weights, "BHTM", sizes, like=q)
         check_finite("weights", weights)
@@ -67,6 +69,15 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
+def as_branches(branches: Branch | Sequence[Branch]) -> tuple[Branch, ...]:
+    """One or several branches as a tuple."""
+    if isinstance(branches, Branch):
+        return (branches,)
+    if not isinstance(branches, Sequence):
+        raise ValueError(f"branches must be a branch such as Causal(), or several in a tuple, got {branches!r}")
+    return tuple(branches)
+
+
 def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int]) -> None:
     """At least one branch, and what the branches carry fits the call."""
     if not branches:
@@ -87,6 +98,9 @@ def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int
 
 def check_indexer(q: Tensor, indexer: Indexer, sizes: dict[str, int]) -> None:
     """Indexer queries [B, I, T, R] and keys [B, J, S, R], I dividing H and J dividing I."""
+    for name, tensor in (("queries", indexer.queries), ("keys", indexer.keys)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"Indexer.{name} must be a floating-point tensor, got {type(tensor).__name__}")
     if indexer.queries.ndim != 4 or indexer.keys.ndim != 4 or indexer.queries.shape[3] != indexer.keys.shape[3]:
         raise ValueError(
             "Indexer.queries must be [B, I, T, R] and Indexer.keys [B, J, S, R], "
@@ -125,7 +139,9 @@ def check_score(q: Tensor, score: Score, sizes: dict[str, int]) -> None:
                 check_tensor(f"PairGate.{name}", vector, "H", sizes, like=q)
 
 
-def check_segments(branches: tuple[Branch, ...], score: Score, sizes: dict[str, int], *, in_place: bool) -> None:
+def check_segments(
+    q: Tensor, branches: tuple[Branch, ...], score: Score, sizes: dict[str, int], *, in_place: bool
+) -> None:
     """Summaries need the queries of every key, and a score that can rate a summary."""
     if isinstance(score, PairGate):
         raise ValueError("Segments rates summaries, which have no pair gate; use Dot() or HeadScale with Segments")
@@ -137,11 +153,8 @@ def check_segments(branches: tuple[Branch, ...], score: Score, sizes: dict[str, 
                         f"Segments needs every key's query, got {sizes['T']} queries for {sizes['S']} keys, "
                         "or queries at positions of their own; pass Segments(length, queries=...) of shape [B, H, S, D]"
                     )
-            elif tuple(member.queries.shape) != expected_shape("BHSD", sizes):
-                raise ValueError(
-                    f"Segments.queries must be [B, H, S, D] = {expected_shape('BHSD', sizes)}, "
-                    f"got {shape(member.queries)}"
-                )
+            else:
+                check_tensor("Segments.queries", member.queries, "BHSD", sizes, like=q)
 
 
 def check_documents(q: Tensor, documents: Tensor | None, sizes: dict[str, int]) -> None:

@@ -41,13 +41,16 @@ class GateConfig:
             raise ValueError(f"gate hidden width must be at least 1, got {self.hidden}")
         if not math.isfinite(self.start):
             raise ValueError(f"gate start must be a finite logit, got {self.start}")
-        if self.soft_cap is not None and not self.soft_cap > 0:
-            raise ValueError(f"gate soft_cap must be above 0, got {self.soft_cap}; None switches it off")
-        if not self.z_loss >= 0:
-            raise ValueError(f"gate z_loss must be at least 0, got {self.z_loss}")
-        if self.normalize_gradient is not None and not self.normalize_gradient > 0:
+        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
             raise ValueError(
-                f"gate normalize_gradient must be above 0, got {self.normalize_gradient}; None switches it off"
+                f"gate soft_cap must be a finite number above 0, got {self.soft_cap}; None switches it off"
+            )
+        if not 0 <= self.z_loss < math.inf:
+            raise ValueError(f"gate z_loss must be a finite number of at least 0, got {self.z_loss}")
+        if self.normalize_gradient is not None and not 0 < self.normalize_gradient < math.inf:
+            raise ValueError(
+                f"gate normalize_gradient must be finite and above 0, got {self.normalize_gradient}; "
+                "None switches it off"
             )
 
 

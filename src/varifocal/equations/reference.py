@@ -72,11 +72,12 @@ def make_scene(problem: Problem) -> Scene:
     visible = problem.layout.visible()[:, None]  # [B, 1, T, S]
     blind_query = ~visible.any(dim=3)[..., None]  # [B, 1, T, 1]
     unseen_key = ~visible.any(dim=2)[..., None]  # [B, 1, S, 1]
-    groups = problem.q.shape[1] // max(problem.k.shape[1], 1)
+    heads = problem.q.shape[1]
     q = problem.q.to(dtype).masked_fill(blind_query, 0.0)
-    k = problem.k.to(dtype).masked_fill(unseen_key, 0.0).repeat_interleave(groups, dim=1)
-    v = problem.v.to(dtype).masked_fill(unseen_key, 0.0).repeat_interleave(groups, dim=1)
-    score = problem.score.blank(blind_query, unseen_key)
+    k = problem.k.to(dtype).masked_fill(unseen_key, 0.0)
+    v = problem.v.to(dtype).masked_fill(unseen_key, 0.0)
+    k, v = for_every_head(k, heads), for_every_head(v, heads)
+    score = problem.score.prepare(dtype, blind_query, unseen_key)
     scores = score.rate(q @ k.mT, head_width=q.shape[-1])
     return Scene(q, k, v, score, problem.layout, visible, unseen_key, scores)
 
@@ -175,9 +176,13 @@ def rank_scores(branch: TopK, scene: Scene, *, keys: Tensor | None) -> Tensor:
         candidates = branch.indexer.keys.to(scene.q.dtype).masked_fill(scene.unseen_key, 0.0)
     if keys is not None:
         candidates = keys @ candidates
-    queries = queries.repeat_interleave(scene.q.shape[1] // queries.shape[1], dim=1)
-    candidates = candidates.repeat_interleave(scene.q.shape[1] // candidates.shape[1], dim=1)
-    return queries @ candidates.mT
+    heads = scene.q.shape[1]
+    return for_every_head(queries, heads) @ for_every_head(candidates, heads).mT
+
+
+def for_every_head(entries: Tensor, heads: int) -> Tensor:
+    """Entries [B, G, S, D] of shared heads, repeated for each of the query heads: [B, H, S, D]."""
+    return entries.repeat_interleave(heads // max(entries.shape[1], 1), dim=1)
 
 
 def best(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:

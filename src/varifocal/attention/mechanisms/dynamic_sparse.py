@@ -11,7 +11,7 @@ from varifocal.attention.mechanisms.base import Call, HeadShape, Mechanism, Mech
 from varifocal.attention.mechanisms.indexer_loss import indexer_divergence
 from varifocal.attention.precision import project_heads
 from varifocal.equations.branches import Indexer, TopK, Window
-from varifocal.equations.branches.base import require_at_least
+from varifocal.equations.branches.base import require_at_least, require_finite
 from varifocal.equations.branches.top_k import Select
 
 
@@ -30,7 +30,7 @@ class DynamicSparseConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         require_at_least("rank", self.rank, 1)
-        require_at_least("divergence", self.divergence, 0)
+        require_finite("divergence", self.divergence, least=0)
         self.top_k(None)
 
     def top_k(self, indexer: Indexer | None) -> TopK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -36,13 +37,30 @@ class Union(Branch):
 
     branches: tuple[Branch, ...]
 
+    def __post_init__(self) -> None:
+        for branch in self.branches:
+            if not isinstance(branch, Branch):
+                raise ValueError(f"a union joins branches such as Causal() or Window(256), got {branch!r}")
+        if not self.branches:
+            raise ValueError("a union needs at least one branch, got none")
+
 
 def members(branch: Branch) -> tuple[Branch, ...]:
     """The branches of a union, or the branch itself."""
     return branch.branches if isinstance(branch, Union) else (branch,)
 
 
-def require_at_least(what: str, value: int | float, least: int | float) -> None:
-    """ValueError unless `value` is at least `least`."""
-    if not value >= least:
+def require_at_least(what: str, value: int, least: int) -> None:
+    """ValueError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{what} must be a whole number, got {value!r}")
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value}")
+
+
+def require_finite(what: str, value: float, *, least: float) -> None:
+    """ValueError unless `value` is a finite number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value < math.inf:
+        raise ValueError(f"{what} must be a finite number, got {value!r}")
+    if value < least:
         raise ValueError(f"{what} must be at least {least}, got {value}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, require_at_least
+from varifocal.equations.branches.base import Branch, require_at_least, require_finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class SoftWindow(Branch):
     """No key at this distance or farther is read, whatever the width says."""
 
     def __post_init__(self) -> None:
-        require_at_least("soft edge", self.edge, 1)
+        require_finite("soft edge", self.edge, least=1)
         require_at_least("window limit", self.limit, 1)
 
     def log_weight(self, distance: Tensor, width: Tensor) -> Tensor:

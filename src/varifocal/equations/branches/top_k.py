@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, require_at_least
+from varifocal.equations.branches.base import Branch, require_at_least, require_finite
 
 Select = Literal["exact", "blocks"]
 
@@ -49,11 +48,12 @@ class TopK(Branch):
 
     def __post_init__(self) -> None:
         require_at_least("top-k minimum", self.minimum, 1)
-        if not 0 <= self.scale < math.inf:
-            raise ValueError(f"top-k scale must be a finite number of at least 0, got {self.scale}")
+        require_finite("top-k scale", self.scale, least=0)
         require_at_least("block", self.block, 1)
         if self.select not in ("exact", "blocks"):
             raise ValueError(f"top-k select must be 'exact' or 'blocks', got {self.select!r}")
+        if self.indexer is not None and not isinstance(self.indexer, Indexer):
+            raise ValueError(f"top-k indexer must be an Indexer(queries, keys) or None, got {self.indexer!r}")
 
     def keys_per_query(self, place: Tensor) -> Tensor:
         """int64: k for queries at the given places in their documents."""

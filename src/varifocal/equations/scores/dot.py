@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -16,8 +17,8 @@ class Score:
         """Scores [B, H, T, S] from dot products q.k [B, H, T, S]; minus infinity where a pair is not read."""
         raise NotImplementedError
 
-    def blank(self, blind_query: Tensor, unseen_key: Tensor) -> Score:
-        """The same score with 0 for what it carries of queries [B, 1, T, 1] and keys [B, 1, S, 1] that do not count."""
+    def prepare(self, dtype: torch.dtype, blind_query: Tensor, unseen_key: Tensor) -> Score:
+        """The same score in the given type, with 0 for queries [B, 1, T, 1] and keys [B, 1, S, 1] that do not count."""
         return self
 
 
@@ -47,6 +48,8 @@ class HeadScale(Score):
     scale: Tensor
     """[H]."""
 
+    def prepare(self, dtype: torch.dtype, blind_query: Tensor, unseen_key: Tensor) -> HeadScale:
+        return replace(self, scale=self.scale.to(dtype))
+
     def rate(self, products: Tensor, *, head_width: int) -> Tensor:
-        scale = self.scale.to(products.dtype)[:, None, None]  # [H, 1, 1]
-        return products / math.sqrt(head_width) * scale
+        return products / math.sqrt(head_width) * self.scale[:, None, None]

@@ -47,30 +47,31 @@ class PairGate(Score):
         if not 0 < self.threshold < 1:
             raise ValueError(f"pair gate threshold must lie between 0 and 1, got {self.threshold}")
 
-    def gate_logits(self, dtype: torch.dtype) -> Tensor:
+    def gate_logits(self) -> Tensor:
         """[B, H, T, S]: the logit of every pair's gate, one hidden unit at a time."""
-        queries, keys, output = (part.to(dtype) for part in (self.queries, self.keys, self.output))
-        shape = (*queries.shape[:3], keys.shape[2])
-        logits = queries.new_zeros(shape)
+        logits = self.queries.new_zeros(*self.queries.shape[:3], self.keys.shape[2])
         if self.bias is not None:
-            logits = logits + self.bias.to(dtype)[:, None, None]
-        for unit in range(output.shape[1]):
-            hidden = F.gelu(queries[..., unit, None] + keys[..., None, :, unit])  # [B, H, T, S]
-            logits = logits + output[:, unit, None, None] * hidden
+            logits = logits + self.bias[:, None, None]
+        for unit in range(self.output.shape[1]):
+            hidden = F.gelu(self.queries[..., unit, None] + self.keys[..., None, :, unit])  # [B, H, T, S]
+            logits = logits + self.output[:, unit, None, None] * hidden
         return logits
 
-    def blank(self, blind_query: Tensor, unseen_key: Tensor) -> PairGate:
+    def prepare(self, dtype: torch.dtype, blind_query: Tensor, unseen_key: Tensor) -> PairGate:
         return replace(
             self,
-            queries=self.queries.masked_fill(blind_query, 0.0),
-            keys=self.keys.masked_fill(unseen_key, 0.0),
+            queries=self.queries.to(dtype).masked_fill(blind_query, 0.0),
+            keys=self.keys.to(dtype).masked_fill(unseen_key, 0.0),
+            output=self.output.to(dtype),
+            bias=None if self.bias is None else self.bias.to(dtype),
+            scale=None if self.scale is None else self.scale.to(dtype),
         )
 
     def rate(self, products: Tensor, *, head_width: int) -> Tensor:
         alpha = products / math.sqrt(head_width)
         if self.scale is not None:
-            alpha = alpha * self.scale.to(alpha.dtype)[:, None, None]
-        logits = self.gate_logits(alpha.dtype)
+            alpha = alpha * self.scale[:, None, None]
+        logits = self.gate_logits()
         if self.form == "product":
             return alpha * logits.sigmoid()
         scores = alpha + F.logsigmoid(logits)
