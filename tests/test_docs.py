@@ -110,7 +110,7 @@ def test_gates_page_lists_every_option_with_its_default() -> None:
 def test_equation_page_names_every_branch_and_score() -> None:
     text = (DOCS / "equation.md").read_text(encoding="utf-8")
     exported = {name: getattr(varifocal, name) for name in varifocal.__all__}
-    bases = (varifocal.Branch, varifocal.Score)
+    bases = (varifocal.Branch, varifocal.FixedBranch, varifocal.Score)
     values = [name for name, value in exported.items() if isinstance(value, type) and issubclass(value, bases)]
     missing = [name for name in values if exported[name] not in bases and f"| `{name}(" not in text]
     assert missing == []

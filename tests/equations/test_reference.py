@@ -127,8 +127,6 @@ def test_narrow_types_lose_only_the_rounding_of_the_gradients(case: Case, dtype:
     truths = torch.autograd.grad(exact.attend("reference").output, exact.leaf_tensors(), upstream.double())
     for gradient, truth in zip(gradients, truths, strict=True):
         assert gradient.dtype == dtype
-        # FAILS for segments_head_scale in bfloat16 and float16: HeadScale.rate casts its scale three times (keys,
-        # summary queries, summary keys), so three gradients are rounded to the narrow type and added there.
         # As above; a key's gradient is summed over 150 queries of up to 4 heads, and then rounded once.
         half_unit = torch.finfo(dtype).eps / 2
         torch.testing.assert_close(gradient.double(), truth, rtol=half_unit, atol=1e-4)
