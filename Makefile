@@ -3,16 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests
 
-.PHONY: demo test lint types unit docs setup clean
+.PHONY: demo test lint types unit sanitize docs setup clean
 
 demo: setup
 	$(BIN)/varifocal check
 
-test: setup lint types unit
+test: setup lint types unit sanitize
 
 setup: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+NATIVE := CMakeLists.txt $(wildcard src/varifocal/kernels/native/*.cpp src/varifocal/kernels/native/*.h*)
+
+.venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "varifocal needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -27,6 +29,17 @@ types: setup
 
 unit: setup
 	$(BIN)/pytest -n 2
+
+# The native kernels once more, built with AddressSanitizer and UndefinedBehaviorSanitizer. Python itself is not
+# instrumented: the sanitizers' runtime has to be loaded first, and what Python leaks is not ours.
+SANITIZED := build/sanitize
+sanitize: setup
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DCMAKE_BUILD_TYPE=RelWithDebInfo -DVARIFOCAL_SANITIZE=ON > /dev/null
+	$(BIN)/cmake --build $(SANITIZED) --parallel 2 > /dev/null
+	VARIFOCAL_LIBRARY=$(CURDIR)/$(SANITIZED)/libvarifocal.so ASAN_OPTIONS=detect_leaks=0 \
+	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
+	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py -k "accurate"
 
 # The README's table and picture, from a fresh measurement.
 docs: setup

@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     logsumexp: list[list[list[Vector]]]
     """[B, H, T, M]."""
     selected: list[list[list[list[list[int] | None]]]]
-    """[B, H, T, M] of the chosen indices, best first; None for a branch without a top-k."""
+    """[B, H, T, M] of the chosen indices, ascending; None for a branch without a top-k."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class World:
             ratings = {j: self.rank(branch, query, [j]) for j in query.visible}
             # Of equal scores the lower index wins; what the score does not read is never chosen.
             order = sorted((j for j in ratings if ratings[j] > -math.inf), key=lambda j: (-ratings[j], j))
-            return order[:k], order[:k]
+            return sorted(order[:k]), sorted(order[:k])
         blocks = [
             list(range(first, first + branch.block))
             for first in range(query.start, query.position + 1, branch.block)
@@ -246,7 +246,7 @@ class World:
         blocks.sort(key=lambda block: (-self.rank(branch, query, block), block[0]))
         best = blocks[: math.ceil(k / branch.block)]
         own = [j for j in query.visible if (j - query.start) // branch.block == query.place // branch.block]
-        return own + [j for block in best for j in block], [block[0] for block in best]
+        return own + [j for block in best for j in block], sorted(block[0] for block in best)
 
     def rank(self, branch: TopK, query: Query, keys: list[int]) -> float:
         """How a top-k rates a key, or a block by the mean of its keys: by the indexer if there is one."""

@@ -14,6 +14,7 @@ from varifocal.attention.mechanisms import (
     MechanismOutput,
     make_mechanism,
 )
+from varifocal.attention.pooled_keys import PooledKeys
 from varifocal.equations.branches import (
     Branch,
     Causal,
@@ -34,7 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MECHANISMS", "Attended", "Branch", "Causal", "Dot", "FixedBranch", "Gate", "GateConfig", "GateStatistics",
-    "HeadScale", "HeadShape", "Indexer", "Mechanism", "MechanismConfig", "MechanismOutput", "PairGate", "Prefix",
-    "RandomBlocks", "Score", "Segments", "SoftWindow", "Strided", "TopK", "Window", "attend",
-    "gate_gradient_norms", "gate_statistics", "make_mechanism", "set_gate_warmth",
+    "HeadScale", "HeadShape", "Indexer", "Mechanism", "MechanismConfig", "MechanismOutput", "PairGate",
+    "PooledKeys", "Prefix", "RandomBlocks", "Score", "Segments", "SoftWindow", "Strided", "TopK", "Window",
+    "attend", "gate_gradient_norms", "gate_statistics", "make_mechanism", "set_gate_warmth",
 ]  # fmt: skip

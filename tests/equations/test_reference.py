@@ -40,7 +40,7 @@ def test_logsumexp_is_what_the_equation_says(case: Case) -> None:
 
 
 @every_case
-def test_selected_keys_are_the_best_in_order(case: Case) -> None:
+def test_selected_keys_are_the_best_in_ascending_order(case: Case) -> None:
     inputs = case.make(torch.float64)
     selected = inputs.attend("reference").selected
     assert len(selected) == len(inputs.branches)

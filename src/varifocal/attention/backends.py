@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from varifocal.equations.problem import Attended, Problem
 from varifocal.equations.reference import attend_reference
+from varifocal.kernels.native import backend as native
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,17 @@ class Backend:
 
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Backend("reference", run=attend_reference, why_not=lambda problem: None),)
+    backend.name: backend
+    for backend in (
+        Backend("native", run=native.attend_native, why_not=native.why_not),
+        Backend("reference", run=attend_reference, why_not=lambda problem: None),
+    )
 }
 """In the order in which "auto" tries them."""
+
+
+class UnavailableError(ValueError):
+    """A backend that was asked for by name cannot run the problem; the message says why."""
 
 
 def choose_backend(name: str, problem: Problem) -> Backend:
@@ -34,5 +43,5 @@ def choose_backend(name: str, problem: Problem) -> Backend:
         raise ValueError(f"unknown backend {name!r}; known are {known}")
     reason = BACKENDS[name].why_not(problem)
     if reason is not None:
-        raise ValueError(f"backend {name!r} {reason}; use backend='auto' or 'reference'")
+        raise UnavailableError(f"backend {name!r} {reason}; use backend='auto' or 'reference'")
     return BACKENDS[name]

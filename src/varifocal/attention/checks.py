@@ -94,6 +94,8 @@ def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int
                 check_finite("SoftWindow.width", member.width)
             if isinstance(member, TopK) and member.indexer is not None:
                 check_indexer(q, member.indexer, sizes)
+            if isinstance(member, TopK) and member.pooled is not None:
+                check_tensor("TopK.pooled", member.pooled, "B---", sizes, like=q)
 
 
 def check_indexer(q: Tensor, indexer: Indexer, sizes: dict[str, int]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 import varifocal
 from varifocal.cli.bench import bench
 from varifocal.cli.check import check
+from varifocal.cli.info import info
 
 app = typer.Typer(
     name="varifocal",
@@ -26,6 +27,7 @@ app = typer.Typer(
     Start with [bold]varifocal check[/bold], which holds every mechanism to what training and decoding rely on.""",
 )
 app.command()(check)
+app.command()(info)
 app.add_typer(bench, name="bench")
 
 

@@ -40,7 +40,7 @@ class Attended(NamedTuple):
     """[B, H, T, M]: log of the sum of exp(score) over each branch's keys, minus infinity for none; detached."""
     selected: tuple[Tensor | None, ...]
     """For each branch with a top-k: int64 [B, H, T, K], the index of each chosen key (of each chosen block's first
-    key, for select="blocks"; the query's own block is not listed), best first, -1 where fewer were chosen."""
+    key, for select="blocks"; the query's own block is not listed), ascending, then -1 where fewer were chosen."""
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

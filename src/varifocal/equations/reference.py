@@ -15,7 +15,7 @@ from varifocal.equations.blocks import make_blocks, same_block
 from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
-from varifocal.equations.scores import Score
+from varifocal.equations.scores import PairGate, Score
 
 NOTHING = float("-inf")
 
@@ -168,7 +168,7 @@ def choose_blocks(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
 
 
 def rank_scores(branch: TopK, scene: Scene, *, keys: Tensor | None) -> Tensor:
-    """Dot products [B, H, T, S or N] that rank keys, or blocks if `keys` [B, 1, N, S] averages them."""
+    """Scores [B, H, T, S or N] that rank keys, or blocks if `keys` [B, 1, N, S] averages them."""
     if branch.indexer is None:
         queries, candidates = scene.q, scene.k
     else:
@@ -177,7 +177,10 @@ def rank_scores(branch: TopK, scene: Scene, *, keys: Tensor | None) -> Tensor:
     if keys is not None:
         candidates = keys @ candidates
     heads = scene.q.shape[1]
-    return for_every_head(queries, heads) @ for_every_head(candidates, heads).mT
+    products = for_every_head(queries, heads) @ for_every_head(candidates, heads).mT
+    if branch.indexer is not None or isinstance(scene.score, PairGate):  # a block has no pair gate
+        return products
+    return scene.score.rate(products, head_width=scene.q.shape[-1])
 
 
 def for_every_head(entries: Tensor, heads: int) -> Tensor:
@@ -186,7 +189,7 @@ def for_every_head(entries: Tensor, heads: int) -> Tensor:
 
 
 def best(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
-    """The `budget` [B, T] highest of `scores` [B, H, T, S]: as a mask, and as indices [B, H, T, K], best first.
+    """The `budget` [B, T] highest of `scores` [B, H, T, S]: as a mask, and as ascending indices [B, H, T, K], then -1.
 
     Of equal scores the lower index wins; entries of minus infinity are never chosen.
     """
@@ -195,7 +198,8 @@ def best(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
     rank = torch.arange(scores.shape[-1], device=scores.device)
     taken = (rank < budget[:, None, :, None]) & (ranked.values > NOTHING)
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked.indices, taken)
-    return chosen, torch.where(taken, ranked.indices, -1)[..., :width]
+    ascending = torch.where(chosen, rank, scores.shape[-1]).sort(dim=-1).values[..., :width]
+    return chosen, torch.where(ascending < scores.shape[-1], ascending, -1)
 
 
 def read_summaries(branch: Segments, scene: Scene) -> Reading:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from varifocal.attention.backends import UnavailableError
 from varifocal.attention.conformance.rows import ROWS, Bench, BrokenError, NotOfferedError, Row
 from varifocal.attention.conformance.subject import Attention, CallableSubject, Subject
 from varifocal.attention.conformance.variants import variant_subject
@@ -137,7 +138,7 @@ def run_row(row: Row, subject: Subject, bench: Bench) -> Finding:
     """What a row finds; an attention that raises breaks the promise."""
     try:
         return Finding(row, "kept", row.check(subject, bench), "")
-    except NotOfferedError as reason:
+    except (NotOfferedError, UnavailableError) as reason:
         return Finding(row, "not offered", float("nan"), str(reason))
     except BrokenError as reason:
         return Finding(row, "broken", float("nan"), str(reason))

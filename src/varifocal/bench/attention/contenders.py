@@ -56,7 +56,7 @@ def head_gated(inputs: Inputs) -> dict[str, Any]:
 def context_adaptive(inputs: Inputs, *, select: str) -> dict[str, Any]:
     work = inputs.workload
     near = SoftWindow(inputs.width, edge=work.edge, limit=work.window_max)
-    far = TopK(scale=work.k_scale, select=select, block=work.block)  # type: ignore[arg-type]
+    far = TopK(scale=work.k_scale, select=select, block=work.block, pooled=inputs.pooled)  # type: ignore[arg-type]
     return {"branches": (near, far), "weights": two_way(inputs.gate)}
 
 

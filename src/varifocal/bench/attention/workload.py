@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from varifocal import PooledKeys
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -55,6 +57,8 @@ class Inputs:
     pair_keys: Tensor
     pair_output: Tensor
     head_scale: Tensor
+    pooled: Tensor | None
+    """For a few queries on a cache: the mean keys of its blocks, kept as they are while decoding."""
     index_queries: Tensor
     index_keys: Tensor
     cotangent: Tensor
@@ -64,6 +68,21 @@ class Inputs:
         """The tensors that a backward pass may reach."""
         names = ("q", "k", "v", "gate", "width", "pair_queries", "pair_keys", "pair_output", "head_scale")
         return {name: getattr(self, name) for name in names}
+
+
+def pool_keys(work: Workload, keys: Tensor) -> Tensor | None:
+    """The mean keys of blocks [B, G, N, D] for a workload that decodes."""
+    if work.queries is None:
+        return None
+    store = PooledKeys(
+        batch=work.batch,
+        kv_heads=work.kv_heads,
+        capacity=work.length,
+        head_width=work.head_width,
+        block=work.block,
+    )
+    store.update(keys.cpu())
+    return store.means.to(work.device)
 
 
 def make_inputs(workload: Workload, *, seed: int = 0, exact: bool = False, dtype: torch.dtype | None = None) -> Inputs:
@@ -103,7 +122,7 @@ def make_inputs(workload: Workload, *, seed: int = 0, exact: bool = False, dtype
         name: tensor.to(work.device, dtype or (work.dtype if name in narrow else torch.float32))
         for name, tensor in tensors.items()
     }
-    inputs = Inputs(workload=work, **placed)
+    inputs = Inputs(workload=work, pooled=pool_keys(work, placed["k"]), **placed)
     for tensor in inputs.leaves().values():
         tensor.requires_grad_()
     return inputs

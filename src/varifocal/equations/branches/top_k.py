@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,9 @@ class TopK(Branch):
     """Keys in a block, for select="blocks"."""
     indexer: Indexer | None = None
     """Ranks the keys in place of the scores."""
+    pooled: Tensor | None = None
+    """[B, G, ceil(S / block), D]: the mean keys (or index keys) of the blocks, as `PooledKeys` keeps them while
+    decoding. They change nothing but the work: a backend may read them in place of all keys."""
 
     def __post_init__(self) -> None:
         require_at_least("top-k minimum", self.minimum, 1)
@@ -60,6 +64,14 @@ class TopK(Branch):
         seen = (place + 1).clamp(min=0)
         wanted = (self.scale * seen.double().sqrt()).ceil().long().clamp(min=self.minimum)
         return torch.minimum(seen, wanted)
+
+    def most_keys(self, keys: int) -> int:
+        """The largest k of any query of a row of `keys` keys."""
+        return min(keys, max(self.minimum, math.ceil(self.scale * math.sqrt(keys))))
+
+    def most_blocks(self, keys: int) -> int:
+        """The largest number of blocks before its own that any query of a row of `keys` keys reads."""
+        return min(-(-self.most_keys(keys) // self.block), keys // self.block)
 
     def reads_everything(self, place: Tensor) -> Tensor:
         """bool: whether queries at the given places read every key up to their own."""

@@ -1,0 +1,1 @@
+"""The equation, fast: native kernels for CPUs."""

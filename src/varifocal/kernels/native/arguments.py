@@ -1,0 +1,52 @@
+"""Tensors as the C interface takes them."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+
+class TensorArgument(ctypes.Structure):
+    """`vf_tensor`: a pointer and the strides of all dimensions but the last, which is contiguous."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 3)]
+
+
+def tensor_argument(x: Tensor | None) -> TensorArgument:
+    """x [B, heads, rows, D] for a C call; the caller keeps it alive until the call is over."""
+    if x is None:
+        return TensorArgument()
+    return TensorArgument(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]))
+
+
+def pointer(x: Tensor | None) -> int | None:
+    """The address of a contiguous tensor, None for null."""
+    return None if x is None else x.data_ptr()
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    """x with a contiguous last dimension."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def dtype_argument(x: Tensor) -> int:
+    """`vf_dtype` of x."""
+    return {torch.float32: 0, torch.bfloat16: 1}[x.dtype]
+
+
+def require_range(position: Tensor, start: Tensor, *, batch: int, queries: int) -> None:
+    """position and start must be int32 [B, T]."""
+    for name, x in (("position", position), ("start", start)):
+        if x.shape != (batch, queries) or x.dtype != torch.int32:
+            raise ValueError(f"{name} must be int32 [{batch}, {queries}], got {x.dtype} {[*x.shape]}")
+
+
+def require_inputs(**tensors: Tensor) -> None:
+    """All tensors must lie on the CPU and be float32, or all bfloat16."""
+    dtypes = {x.dtype for x in tensors.values()}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.bfloat16}:
+        found = ", ".join(f"{name} {x.dtype}" for name, x in tensors.items())
+        raise ValueError(f"native kernels take all float32 or all bfloat16, got {found}")
+    for name, x in tensors.items():
+        if x.device.type != "cpu":
+            raise ValueError(f"native kernels run on cpu tensors, got {name} on {x.device}")

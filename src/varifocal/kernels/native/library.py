@@ -1,0 +1,79 @@
+"""Finds and loads libvarifocal, and lists the processor targets it was compiled for."""
+
+import ctypes
+import functools
+import importlib.metadata
+import os
+import pathlib
+import sys
+
+_FOLDER = "varifocal/kernels/native"
+_NAME = "libvarifocal.dylib" if sys.platform == "darwin" else "libvarifocal.so"
+
+
+def _path() -> pathlib.Path:
+    """Where the library was installed (an editable install keeps it apart from the Python files)."""
+    forced = os.environ.get("VARIFOCAL_LIBRARY")
+    if forced is not None:
+        return pathlib.Path(forced)
+    try:
+        return pathlib.Path(str(importlib.metadata.distribution("varifocal").locate_file(f"{_FOLDER}/{_NAME}")))
+    except importlib.metadata.PackageNotFoundError:
+        return pathlib.Path(__file__).parent / _NAME
+
+
+def _open() -> ctypes.CDLL | str:
+    """The loaded library, or the reason why there is none."""
+    import torch  # noqa: F401  # loads torch's OpenMP runtime first, so that both share one pool of threads
+
+    path = _path()
+    if not path.exists():
+        return f"{path.name} was not built when varifocal was installed; reinstall it where a C++ compiler is found"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"{path} cannot be loaded: {error}"
+    library.vf_target_name.restype = ctypes.c_char_p
+    library.vf_status_text.restype = ctypes.c_char_p
+    return library
+
+
+_LIBRARY = _open()
+"""Opened once, when this module is imported: torch.compile cannot trace the opening, only its result."""
+
+
+def why_missing() -> str | None:
+    """None if the native library is there, else one sentence that says why not."""
+    return _LIBRARY if isinstance(_LIBRARY, str) else None
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library; RuntimeError with the reason if there is none."""
+    if isinstance(_LIBRARY, str):
+        raise RuntimeError(f"the native kernels are missing: {_LIBRARY}")
+    return _LIBRARY
+
+
+@functools.cache
+def targets() -> dict[str, int]:
+    """Targets this processor can run, best first: name -> index for the C interface."""
+    found = library()
+    runnable = [index for index in range(found.vf_target_count()) if found.vf_target_runs(index)]
+    return {found.vf_target_name(index).decode(): index for index in runnable}
+
+
+def target() -> int:
+    """Index of the target in use: the best one, or the one VARIFOCAL_TARGET names."""
+    forced = os.environ.get("VARIFOCAL_TARGET")
+    if forced is None:
+        return next(iter(targets().values()))
+    if forced not in targets():
+        raise ValueError(f"VARIFOCAL_TARGET is {forced!r}; this library and processor run {', '.join(targets())}")
+    return targets()[forced]
+
+
+def check(status: int, call: str) -> None:
+    """Turns a status of the C interface into an exception."""
+    if status:
+        text = library().vf_status_text(status).decode()
+        raise MemoryError(f"{call}: {text}") if status == 6 else ValueError(f"{call}: {text}")

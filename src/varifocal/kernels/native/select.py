@@ -1,0 +1,235 @@
+"""Native selection: the keys, or blocks of keys, that each query rates highest.
+
+    select_exact:  the budget_i keys with the greatest q_i . k_j,           start_i <= j <= position_i
+    select_blocks: the budget_i blocks with the greatest q_i . mean(k_j),   completed before the query's own block
+
+Of equal scores the lower index wins. The choice carries no gradient.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from . import library
+from .arguments import (
+    TensorArgument,
+    dtype_argument,
+    pointer,
+    require_inputs,
+    require_range,
+    rows_contiguous,
+    tensor_argument,
+)
+
+
+class _Select(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_width")],
+        ("capacity", ctypes.c_int64),
+        *[(name, ctypes.c_int32) for name in ("dtype", "threads", "block", "best_first")],
+        *[(name, TensorArgument) for name in ("q", "k", "pooled")],
+        *[(name, ctypes.c_void_p) for name in ("position", "start", "budget", "chosen")],
+    ]
+
+
+class _Pool(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("batch", "kv_heads", "new_keys", "keys", "head_width")],
+        *[(name, ctypes.c_int32) for name in ("block", "dtype", "threads")],
+        ("k", TensorArgument),
+        *[(name, ctypes.c_void_p) for name in ("position", "start")],
+        ("pooled", TensorArgument),
+    ]
+
+
+@torch.library.custom_op("varifocal::select", mutates_args=(), device_types="cpu")
+def _select(
+    q: Tensor,
+    k: Tensor | None,
+    pooled: Tensor | None,
+    position: Tensor,
+    start: Tensor,
+    budget: Tensor,
+    keys: int,
+    capacity: int,
+    block: int,
+    best_first: bool,
+) -> Tensor:
+    """int32 [B, I, T, capacity]."""
+    q = rows_contiguous(q)
+    k = None if k is None else rows_contiguous(k)
+    pooled = None if pooled is None else rows_contiguous(pooled)
+    position, start, budget = position.contiguous(), start.contiguous(), budget.contiguous()
+    source = k if pooled is None else pooled
+    assert source is not None
+    chosen = q.new_empty((*q.shape[:3], capacity), dtype=torch.int32)
+    call = _Select(
+        batch=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=source.shape[1],
+        queries=q.shape[2],
+        keys=keys,
+        head_width=q.shape[3],
+        capacity=capacity,
+        dtype=dtype_argument(q),
+        threads=torch.get_num_threads(),
+        block=block,
+        best_first=best_first,
+        q=tensor_argument(q),
+        k=tensor_argument(k),
+        pooled=tensor_argument(pooled),
+        position=position.data_ptr(),
+        start=start.data_ptr(),
+        budget=budget.data_ptr(),
+        chosen=pointer(chosen),
+    )
+    library.check(library.library().vf_select_best(library.target(), ctypes.byref(call)), "select")
+    return chosen
+
+
+@_select.register_fake
+def _(
+    q: Tensor,
+    k: Tensor | None,
+    pooled: Tensor | None,
+    position: Tensor,
+    start: Tensor,
+    budget: Tensor,
+    keys: int,
+    capacity: int,
+    block: int,
+    best_first: bool,
+) -> Tensor:
+    return q.new_empty((*q.shape[:3], capacity), dtype=torch.int32)
+
+
+def _capacity(budget: Tensor, capacity: int | None, most: int) -> int:
+    if capacity is None:
+        capacity = int(budget.max()) if budget.numel() else 0
+    return max(0, min(capacity, most))
+
+
+def _require(q: Tensor, k: Tensor, position: Tensor, start: Tensor, budget: Tensor) -> None:
+    batch, heads, queries, width = q.shape
+    if k.shape[0] != batch or k.shape[3] != width or k.shape[1] < 1 or heads % k.shape[1]:
+        raise ValueError(f"q and keys of shapes {[*q.shape]} and {[*k.shape]} do not fit together")
+    require_range(position, start, batch=batch, queries=queries)
+    if budget.shape != (batch, queries) or budget.dtype != torch.int32:
+        raise ValueError(f"budget must be int32 [{batch}, {queries}], got {budget.dtype} {[*budget.shape]}")
+
+
+@torch.no_grad()
+def select_exact(
+    q: Tensor,
+    k: Tensor,
+    *,
+    position: Tensor,
+    start: Tensor,
+    budget: Tensor,
+    capacity: int | None = None,
+    best_first: bool = False,
+) -> Tensor:
+    """The best keys of each query: int32 [B, I, T, K], -1 beyond the chosen.
+
+    q [B, I, T, R] and k [B, J, S, R] rank the keys: the attention's own, or an indexer's, I a multiple of J.
+    position, start and budget [B, T] int32. K is `capacity`, by default the greatest budget. The indices ascend,
+    as attend_selected needs them, unless `best_first`.
+    """
+    require_inputs(q=q, k=k)
+    _require(q, k, position, start, budget)
+    keys = k.shape[2]
+    most = _capacity(budget, capacity, keys)
+    chosen: Tensor = _select(q, k, None, position, start, budget, keys, most, 0, best_first)
+    return chosen
+
+
+@torch.no_grad()
+def select_blocks(
+    q: Tensor,
+    k: Tensor | None,
+    *,
+    position: Tensor,
+    start: Tensor,
+    budget: Tensor,
+    block: int,
+    pooled: Tensor | None = None,
+    keys: int | None = None,
+    capacity: int | None = None,
+    best_first: bool = False,
+) -> Tensor:
+    """The first keys of the best blocks of each query: int32 [B, I, T, M], -1 beyond the chosen.
+
+    As select_exact; blocks of `block` keys are counted from `start`, only those completed before the query's own
+    block can be chosen. With `pooled` (new_pooled, update_pooled) the means are taken from there, k may be None,
+    and `keys` is the S that pooled was made for.
+    """
+    if block < 1:
+        raise ValueError(f"block must be at least 1, got {block}")
+    source = k if pooled is None else pooled
+    if source is None:
+        raise ValueError("select_blocks needs k or pooled, got neither")
+    if pooled is None:
+        require_inputs(q=q, k=source)
+        keys = source.shape[2]
+    else:
+        require_inputs(q=q)
+        if keys is None:
+            keys = k.shape[2] if k is not None else pooled.shape[2] * block
+        if pooled.dtype != torch.float32 or pooled.shape[2] < -(-keys // block):
+            raise ValueError(
+                f"pooled must be float32 with {-(-keys // block)} rows for {keys} keys in blocks of {block}, "
+                f"got {pooled.dtype} {[*pooled.shape]}"
+            )
+        k = None
+    _require(q, source, position, start, budget)
+    most = _capacity(budget, capacity, keys // block)
+    chosen: Tensor = _select(q, k, pooled, position, start, budget, keys, most, block, best_first)
+    return chosen
+
+
+def new_pooled(batch: int, heads: int, keys: int, width: int, *, block: int) -> Tensor:
+    """An empty store for the means of blocks: float32 [B, J, ceil(S / block), R]."""
+    return torch.zeros(batch, heads, -(-keys // block), width)
+
+
+@torch.library.custom_op("varifocal::update_pooled", mutates_args=("pooled",), device_types="cpu")
+def _update_pooled(pooled: Tensor, k_new: Tensor, position: Tensor, start: Tensor, block: int) -> None:
+    k_new, position, start = rows_contiguous(k_new), position.contiguous(), start.contiguous()
+    call = _Pool(
+        batch=k_new.shape[0],
+        kv_heads=k_new.shape[1],
+        new_keys=k_new.shape[2],
+        keys=pooled.shape[2] * block,
+        head_width=k_new.shape[3],
+        block=block,
+        dtype=dtype_argument(k_new),
+        threads=torch.get_num_threads(),
+        k=tensor_argument(k_new),
+        position=position.data_ptr(),
+        start=start.data_ptr(),
+        pooled=tensor_argument(pooled),
+    )
+    library.check(library.library().vf_pool_keys(library.target(), ctypes.byref(call)), "update_pooled")
+
+
+@_update_pooled.register_fake
+def _(pooled: Tensor, k_new: Tensor, position: Tensor, start: Tensor, block: int) -> None:
+    return None
+
+
+@torch.no_grad()
+def update_pooled(pooled: Tensor, k_new: Tensor, *, position: Tensor, start: Tensor, block: int) -> None:
+    """Adds new keys [B, J, T, R], in order, to the means of their blocks, in place: O(1) for each key.
+
+    position and start [B, T] int32: the index of each new key and of the first key of its document; start > position
+    for padding. The first key of a block starts its mean anew, so a store needs no clearing.
+    """
+    require_inputs(k_new=k_new)
+    batch, heads, count, width = k_new.shape
+    if pooled.dtype != torch.float32 or pooled.shape[:2] != (batch, heads) or pooled.shape[3] != width:
+        raise ValueError(f"pooled {pooled.dtype} {[*pooled.shape]} does not fit new keys {[*k_new.shape]}")
+    if pooled.stride(-1) != 1:
+        raise ValueError(f"pooled must have a contiguous last dimension, got strides {pooled.stride()}")
+    require_range(position, start, batch=batch, queries=count)
+    _update_pooled(pooled, k_new, position, start, block)

@@ -1,0 +1,192 @@
+/* The C interface of libvarifocal: fast attention kernels for CPUs.
+ *
+ * Every call takes one struct of sizes, pointers and strides, fills caller-owned outputs and returns a status.
+ * Strides count elements, not bytes. The last dimension of every tensor is contiguous. Nothing is retained after a
+ * call. Results do not depend on `threads`, bit for bit.
+ *
+ * Letters: B batch, H query heads, G key/value heads (H a multiple of G), T queries, S keys, D head width, M branches.
+ */
+#ifndef VARIFOCAL_H
+#define VARIFOCAL_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define VF_API __attribute__((visibility("default")))
+#define VF_MAX_BRANCHES 4
+
+typedef enum vf_status {
+    VF_OK = 0,
+    VF_BAD_TARGET = 1,   /* unknown target, or one this processor cannot run */
+    VF_BAD_SIZE = 2,     /* a negative size, H not a multiple of G, or M outside 1..VF_MAX_BRANCHES */
+    VF_BAD_POINTER = 3,  /* a required pointer is null */
+    VF_BAD_POSITION = 4, /* a query with start <= position needs 0 <= start and position < S */
+    VF_BAD_BRANCH = 5,   /* negative window or prefix, or a soft window with edge <= 0 */
+    VF_NO_MEMORY = 6,
+    VF_BAD_DTYPE = 7,
+    VF_BAD_CHOICE = 8, /* chosen keys outside the visible range or out of order, or blocks of overlapping documents */
+    VF_BAD_FORM = 9 /* unknown form of a pair gate, or a threshold outside (0, 1) */
+} vf_status;
+
+typedef enum vf_dtype { VF_FLOAT32 = 0, VF_BFLOAT16 = 1 } vf_dtype;
+
+/* Targets are the instruction sets the kernels were compiled for, best first. Index 0 .. vf_target_count() - 1. */
+VF_API int32_t vf_target_count(void);
+VF_API const char *vf_target_name(int32_t target);
+VF_API int32_t vf_target_runs(int32_t target); /* 1 if this processor can run it */
+VF_API const char *vf_status_text(int32_t status);
+
+/* A [B, heads, rows, D] tensor: element (b, h, t, d) lies at data[b * stride[0] + h * stride[1] + t * stride[2] + d]. */
+typedef struct vf_tensor {
+    void *data;
+    int64_t stride[3];
+} vf_tensor;
+
+/* One branch of a mixture. It gives key j at distance x = position - j the weight
+ *   max(x < window, j - start < prefix, width ? clamp((width - x) / edge, 0, 1) * (x < limit) : 0)
+ * inside the visible range start <= j <= position. */
+typedef struct vf_branch {
+    int32_t window; /* 0: no window part; INT32_MAX: causal */
+    int32_t prefix; /* 0: no prefix part */
+    int32_t limit;
+    float edge;
+    const float *width; /* [B, H, T] contiguous, or null: no soft part */
+} vf_branch;
+
+typedef struct vf_mixture {
+    int64_t batch, heads, kv_heads, queries, keys, head_width;
+    int32_t branch_count, dtype, threads;
+    int32_t skip_closed; /* 1: a branch of weight 0 over a whole block of queries may be left out (its lse is +inf) */
+    vf_tensor q, k, v;   /* of `dtype` */
+    const float *scale;  /* [H] */
+    const int32_t *position, *start; /* [B, T] contiguous */
+    const float *weights;            /* [B, H, T, M] contiguous, or null: every weight is 1 */
+    vf_branch branch[VF_MAX_BRANCHES];
+    vf_tensor out; /* [B, H, T, D] of `dtype` */
+    float *lse;    /* [B, H, T, M] contiguous: log of the sum of weight * exp(score), -inf where a branch is empty */
+    float *norm;   /* [B, H, T, M, 2] contiguous, for the backward; may be null when none follows: the largest score,
+                      in powers of 2, and 1 / sum of weight * 2^(score - largest), or 0 for an empty branch. Unlike
+                      lse these lose nothing to rounding, so the backward sees the forward's own probabilities. */
+    vf_tensor branch_out[VF_MAX_BRANCHES]; /* O_m of `dtype` for m < M - 1; data may be null when no backward follows */
+} vf_mixture;
+
+/* forward fields as they were after vf_mixture_forward */
+typedef struct vf_mixture_grad {
+    vf_mixture forward;
+    vf_tensor grad_out;         /* of `dtype` */
+    const float *grad_lse;      /* [B, H, T, M] contiguous, or null: 0 */
+    vf_tensor grad_q;           /* float32, whatever `dtype`: it is summed up in place */
+    vf_tensor grad_k, grad_v;   /* of `dtype` */
+    float *grad_weights;        /* [B, H, T, M] contiguous, or null: not wanted */
+    float *grad_width[VF_MAX_BRANCHES]; /* [B, H, T] contiguous, or null: not wanted */
+} vf_mixture_grad;
+
+VF_API int32_t vf_mixture_forward(int32_t target, const vf_mixture *call);
+VF_API int32_t vf_mixture_backward(int32_t target, const vf_mixture_grad *call);
+
+/* The keys, or blocks of keys, that a query rates highest by q . k. Blocks hold `block` keys counted from the query's
+ * start; those completed before the query's own block are rated by q . (mean of their keys). Of equal scores the lower
+ * index wins. */
+typedef struct vf_select {
+    int64_t batch, heads, kv_heads, queries, keys, head_width;
+    int64_t capacity; /* entries of `chosen` per query */
+    int32_t dtype, threads;
+    int32_t block;      /* 0: keys */
+    int32_t best_first; /* 1: chosen in order of score; 0: in ascending order, as vf_attend_chosen needs them */
+    vf_tensor q, k;     /* of `dtype`; k.data may be null when `pooled` is given */
+    vf_tensor pooled;   /* float32 [B, G, ceil(S / block), D] as vf_pool keeps it, or data null: pooled from k */
+    const int32_t *position, *start; /* [B, T] contiguous */
+    const int32_t *budget;           /* [B, T] contiguous: how many to choose, as far as there are any */
+    int32_t *chosen; /* [B, H, T, capacity] contiguous: keys, or the first keys of blocks; -1 beyond the chosen */
+} vf_select;
+
+VF_API int32_t vf_select_best(int32_t target, const vf_select *call);
+
+/* Means of blocks of keys, kept up to date as keys arrive. A block whose first key is f lies in row f / block of
+ * `pooled`. Key t starts a row anew if it is the first of its block, else it is added to it, divided by `block`. */
+typedef struct vf_pool {
+    int64_t batch, kv_heads, new_keys, keys, head_width;
+    int32_t block, dtype, threads;
+    vf_tensor k;                     /* [B, G, T, D] of `dtype`: the new keys, in order */
+    const int32_t *position, *start; /* [B, T]: index of each new key and of the first key of its document */
+    vf_tensor pooled;                /* float32 [B, G, ceil(S / block), D] */
+} vf_pool;
+
+VF_API int32_t vf_pool_keys(int32_t target, const vf_pool *call);
+
+/* Softmax attention over chosen keys. block = 0: exactly the chosen keys (and the query's own if include_self).
+ * block > 0: every chosen block, and the query's own block up to the query. */
+typedef struct vf_chosen {
+    int64_t batch, heads, kv_heads, index_heads, queries, keys, head_width; /* H a multiple of index_heads */
+    int64_t capacity;
+    int32_t dtype, threads;
+    int32_t block, include_self;
+    vf_tensor q, k, v;               /* of `dtype` */
+    const float *scale;              /* [H] */
+    const int32_t *position, *start; /* [B, T] contiguous */
+    const int32_t *chosen;           /* [B, index_heads, T, capacity] contiguous, ascending, -1 beyond the chosen */
+    const float *weights;            /* [B, H, T] contiguous factors of the output, or null: 1 */
+    vf_tensor out;                   /* [B, H, T, D] of `dtype` */
+    float *lse;                      /* [B, H, T] contiguous, -inf where nothing is read */
+} vf_chosen;
+
+/* forward fields as they were after vf_attend_chosen */
+typedef struct vf_chosen_grad {
+    vf_chosen forward;
+    vf_tensor grad_out;       /* of `dtype` */
+    const float *grad_lse;    /* [B, H, T] contiguous, or null: 0 */
+    vf_tensor grad_q;         /* float32, whatever `dtype` */
+    vf_tensor grad_k, grad_v; /* of `dtype` */
+    float *grad_weights;      /* [B, H, T] contiguous, or null: not wanted */
+} vf_chosen_grad;
+
+VF_API int32_t vf_attend_chosen(int32_t target, const vf_chosen *call);
+VF_API int32_t vf_attend_chosen_backward(int32_t target, const vf_chosen_grad *call);
+
+/* Softmax attention whose scores pass a learned gate on every pair of query and key:
+ *   alpha_ij = scale_h q_i . k_j     l_ij = output_h . GELU(a_i + b_j) + bias_h     s_ij = sigmoid(l_ij)
+ * over the keys start <= j <= position with position - j < window or j - start < prefix. */
+typedef enum vf_pair_form {
+    VF_PAIR_PRODUCT = 0,  /* score alpha * s */
+    VF_PAIR_LOG = 1,      /* score alpha + log s */
+    VF_PAIR_THRESHOLD = 2 /* the same, and pairs with s < threshold are not read */
+} vf_pair_form;
+
+typedef struct vf_pair_gate {
+    int64_t batch, heads, kv_heads, queries, keys, head_width, units; /* units: P, the width of the hidden layer */
+    int32_t dtype, threads, form;
+    float threshold;
+    int32_t window, prefix;          /* window INT32_MAX: causal */
+    vf_tensor q, k, v;               /* of `dtype` */
+    vf_tensor a, b;                  /* [B, H, T, P] and [B, H, S, P], float32 */
+    const float *output;             /* [H, P] contiguous */
+    const float *bias;               /* [H], or null */
+    const float *scale;              /* [H] */
+    const int32_t *position, *start; /* [B, T] contiguous */
+    vf_tensor out;                   /* [B, H, T, D] of `dtype` */
+    float *lse;                      /* [B, H, T] contiguous: log of the sum of exp(score), -inf where nothing is read */
+    float *norm; /* [B, H, T, 2] contiguous, for the backward: p = 2^(score log2(e) - norm[0]) norm[1]; or null */
+} vf_pair_gate;
+
+/* forward fields as they were after vf_pair_gate_forward */
+typedef struct vf_pair_gate_grad {
+    vf_pair_gate forward;
+    vf_tensor grad_out;       /* of `dtype` */
+    vf_tensor grad_q;         /* float32, whatever `dtype`: it is summed up in place */
+    vf_tensor grad_k, grad_v; /* of `dtype` */
+    vf_tensor grad_a, grad_b; /* float32 */
+    float *grad_output;       /* [H, P] contiguous */
+    float *grad_bias;         /* [H] */
+    float *grad_scale;        /* [H] */
+} vf_pair_gate_grad;
+
+VF_API int32_t vf_pair_gate_forward(int32_t target, const vf_pair_gate *call);
+VF_API int32_t vf_pair_gate_backward(int32_t target, const vf_pair_gate_grad *call);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
