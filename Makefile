@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` and `make test`. Both first create .venv with the pinned packages.
 PYTHON ?= python3
 BIN := .venv/bin
-CHECKED := src tests
+CHECKED := src tests docs/generate.py
 
 .PHONY: demo test lint types unit sanitize docs setup clean
 

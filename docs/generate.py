@@ -1,4 +1,4 @@
-"""Makes the README's table and picture: `make docs`. The table comes from results/, the picture from the mechanisms."""
+"""Makes the README's tables and pictures: `make docs`. What is measured comes from results/, never from here."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from matplotlib import pyplot
 from torch import Tensor
 
 from varifocal import MECHANISMS, HeadShape, make_mechanism
+from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
+from varifocal.evidence.attention_bench_plot import plot_attention_bench
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96
@@ -69,6 +71,26 @@ def conformance_table(path: Path) -> str:
     return "\n".join(lines)
 
 
+def performance(bench: AttentionBench) -> str:
+    """Speed of a training pass, its memory at 8192 tokens, and decoding."""
+    shared, sizes = bench.content["environment"], bench.content["workload"]
+    table = speedup_table(bench, "training")
+    table[0].append("memory, n = 8192")
+    for line in table[1:]:
+        row = bench.row(line[0], "training", 8192)
+        line.append(f"{row['memory_ratio']:.2f}x" if row and row["memory_ratio"] else "")
+    where = (
+        f"Forward and backward, {sizes['heads']} heads of {sizes['head_width']} with {sizes['kv_heads']} key heads, "
+        f"{str(sizes['dtype']).removeprefix('torch.')}, {shared['threads']} threads of {shared['processor']}, torch "
+        f"{shared['torch']}; speed and memory are ratios to `{bench.baseline}` in the same run. `{shared['command']}`, "
+        f"commit {shared['commit']}."
+    )
+    parts = [where, markdown(table)]
+    if "decode" in bench.passes():
+        parts += ["One token against a cache of n keys:", markdown(speedup_table(bench, "decode"))]
+    return "\n\n".join(parts)
+
+
 def fill(text: str, block: str, content: str) -> str:
     """The text with the content between the block's two markers."""
     begin, end = f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
@@ -80,13 +102,15 @@ def fill(text: str, block: str, content: str) -> str:
 def main() -> None:
     """Write the README anew, and its picture."""
     readme = TOP / "README.md"
-    filled = fill(
-        readme.read_text(encoding="utf-8"), "conformance", conformance_table(TOP / "results/conformance.json")
-    )
+    filled = readme.read_text(encoding="utf-8")
+    filled = fill(filled, "conformance", conformance_table(TOP / "results/conformance.json"))
+    bench = read_attention_bench(TOP / "results/attention_bench.json")
+    filled = fill(filled, "performance", performance(bench))
     if "--check" in sys.argv:
         sys.exit(filled != readme.read_text(encoding="utf-8") and "README.md is not what results/ say; run make docs")
     readme.write_text(filled, encoding="utf-8")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
+    plot_attention_bench(bench, TOP / "docs/pictures/attention_bench.png")
 
 
 if __name__ == "__main__":

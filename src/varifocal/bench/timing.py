@@ -38,13 +38,13 @@ def take_turns(
     *,
     rounds: int,
     device: torch.device,
-    on_run: Callable[[str], None] | None = None,
+    warm_up: bool = True,
 ) -> dict[str, Times]:
-    """Run every variant once for warm-up, then `rounds` times in turn."""
+    """Run every variant once for warm-up (unless that was done), then `rounds` times in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for name, number in turns(tuple(runs), rounds):
-        if on_run is not None:
-            on_run(name)
+        if number == 0 and not warm_up:
+            continue
         elapsed = measure(runs[name], device)
         if number > 0:
             seconds[name].append(elapsed)

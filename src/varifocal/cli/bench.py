@@ -80,7 +80,7 @@ def attention(
         names=tuple(contender) if contender else None,
         rounds=2 if quick else rounds,
         memory=memory and not quick,
-        seconds=3.0 if quick else 60.0,
+        seconds=3.0 if quick else 20.0,
     )
     workload = Workload(
         length=plan.lengths[-1],

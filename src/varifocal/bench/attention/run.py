@@ -29,9 +29,10 @@ class Plan:
     names: tuple[str, ...] | None = None
     """Contenders beside the baseline; None for all."""
     rounds: int = 5
+    """Rounds in which all take turns; fewer where one round takes longer than a minute."""
     memory: bool = True
-    seconds: float = 30.0
-    """A contender whose single run takes longer at one length is not asked for longer ones."""
+    seconds: float = 20.0
+    """A contender (not the baseline) that would take longer for a single run at a length is not asked for it."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,18 @@ def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step],
         raise ValueError(f"the baseline, {BASELINE}, fails its correctness case: {faults[BASELINE]}")
     rows: list[dict[str, Any]] = []
     for kind in plan.passes:
-        slow: set[str] = set()
+        lasted: dict[str, dict[str, Any]] = {}
         for length in sorted(plan.lengths):
             work = replace(workload, length=length, queries=1 if kind == "decode" else None)
             asked = {
                 name: entrant
                 for name, entrant in able.items()
-                if takes_part(entrant, kind, length) and name not in slow
+                if takes_part(entrant, kind, length)
+                and (name == BASELINE or predicted_seconds(lasted.get(name), length) <= plan.seconds)
             }
-            rows += measure_length(asked, kind, work, plan, report)
-            slow |= {row["name"] for row in rows if row["length"] == length and row["seconds"] > plan.seconds}
+            measured = measure_length(asked, kind, work, plan, report)
+            lasted |= {row["name"]: row for row in measured}
+            rows += measured
             report.skip_to_end_of(length)
     return {
         "benchmark": "attention",
@@ -119,18 +122,23 @@ def takes_part(entrant: Contender, kind: Pass, length: int) -> bool:
     return {"forward": True, "training": entrant.backward, "decode": entrant.decodes}[kind]
 
 
+def predicted_seconds(row: dict[str, Any] | None, length: int) -> float:
+    """How long a run may take, if time grows with the square of the length since it was last measured."""
+    return 0.0 if row is None else float(row["seconds"]) * (length / row["length"]) ** 2
+
+
 def measure_length(
     asked: dict[str, Contender], kind: Pass, work: Workload, plan: Plan, report: Reporter
 ) -> list[dict[str, Any]]:
     """Time and memory of all contenders at one length."""
     inputs = make_inputs(work)
+    # A first run of each, to warm up and to know how long one takes.
+    single = {name: measure(one_run(entrant, kind, inputs), work.device) for name, entrant in asked.items()}
     # Short runs are repeated within a turn, so that a turn is long against the clock and against a disturbance.
-    repeats = {
-        name: max(1, min(1000, round(0.02 / measure(one_run(e, kind, inputs), work.device))))
-        for name, e in asked.items()
-    }
+    repeats = {name: max(1, min(1000, round(0.02 / seconds))) for name, seconds in single.items()}
     runs = {name: many_runs(one_run(entrant, kind, inputs), repeats[name]) for name, entrant in asked.items()}
-    times = take_turns(runs, rounds=plan.rounds, device=work.device)
+    rounds = max(1, min(plan.rounds, int(60 / max(sum(single.values()), 1e-9))))
+    times = take_turns(runs, rounds=rounds, device=work.device, warm_up=rounds > 1)
     report.step(f"{kind}, n = {work.length}: timed", steps=len(asked))
     del inputs, runs
     rows: list[dict[str, Any]] = []
@@ -144,6 +152,7 @@ def measure_length(
                 "length": work.length,
                 "seconds": times[name].median / repeats[name],
                 "spread": times[name].spread,
+                "rounds": rounds,
                 "speedup": speedup(times[BASELINE], repeats[BASELINE], times[name], repeats[name]),
                 "peak_bytes": taken,
             }

@@ -226,7 +226,7 @@ def _backward(ctx, grad_out, grad_lse):  # type: ignore[no-untyped-def]
     want_scale, want_weights = ctx.needs_input_grad[3], ctx.needs_input_grad[7]
     dq, dk, dv, dweights = _attend_backward(grad_out, grad_lse, *saved, ctx.block, ctx.include_self)
     # ds_ij / dscale = s_ij / scale, so the sum over keys is q . dq / scale.
-    dscale = torch.linalg.vecdot(q.float(), dq).sum((0, 2)) / scale if want_scale else None
+    dscale = torch.linalg.vecdot(q.float(), dq).sum((0, 2), dtype=torch.float64).float() / scale if want_scale else None
     return (dq.to(q.dtype), dk, dv, dscale, None, None, None, dweights if want_weights else None, None, None)
 
 
