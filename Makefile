@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests docs/generate.py
 
-.PHONY: demo test lint types unit sanitize docs setup clean
+.PHONY: demo test lint types unit sanitize results docs setup clean
 
 demo: setup
 	$(BIN)/varifocal check
@@ -41,10 +41,14 @@ sanitize: setup
 	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py -k "accurate"
 
-# The README's table and picture, from a fresh measurement.
+# What is measured, and the README's tables and pictures from it. Wants a quiet machine and a quarter of an hour.
+results: setup
+	$(BIN)/varifocal check --json results/conformance.json
+	$(BIN)/varifocal bench attention --lengths 1024,2048,4096,8192,32768 --pass training,decode --threads 2 \
+	    --json results/attention_bench.json
+
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots]'
-	$(BIN)/varifocal check --json results/conformance.json
 	$(BIN)/python docs/generate.py
 
 clean:
