@@ -34,7 +34,7 @@ struct Rows {
     int32_t position[BLOCK], start[BLOCK];
     uint8_t keep[BLOCK]; // 0: the query sees no key
     struct {
-        int32_t least_position, most_position, most_start;
+        int32_t least_position, most_position, most_start, least_start;
     } tile[TILES];
     int32_t most_position; // of all queries
     Support branch[VF_MAX_BRANCHES];
@@ -72,7 +72,8 @@ static void read_support(Support &s, const vf_branch &branch, const Rows &rows, 
         s.hard[row] = most(hard, start);
         s.from[row] = most(from, start);
         s.solid[row] = most(solid, start);
-        s.prefix_end[row] = least(start + branch.prefix, position + 1);
+        // Without a prefix nothing before `start` may look as if it were part of one.
+        s.prefix_end[row] = branch.prefix ? least(start + branch.prefix, position + 1) : INT32_MIN;
     }
     s.least_from = INT32_MAX, s.most_prefix_end = INT32_MIN;
     for (int tile = 0; tile < rows.tile_count; tile++) {
@@ -99,7 +100,7 @@ static void read_rows(Rows &rows, const vf_mixture &call, int64_t b, int64_t h, 
     rows.count = count;
     rows.tile_count = (count + MR - 1) / MR;
     rows.most_position = -1;
-    for (int tile = 0; tile < rows.tile_count; tile++) rows.tile[tile] = {INT32_MAX, -1, INT32_MIN};
+    for (int tile = 0; tile < rows.tile_count; tile++) rows.tile[tile] = {INT32_MAX, -1, INT32_MIN, INT32_MAX};
     for (int row = 0; row < count; row++) {
         int64_t at = b * call.queries + first + row;
         int32_t position = call.position[at], start = call.start[at];
@@ -114,6 +115,7 @@ static void read_rows(Rows &rows, const vf_mixture &call, int64_t b, int64_t h, 
         t.least_position = least(t.least_position, position);
         t.most_position = most(t.most_position, position);
         t.most_start = most(t.most_start, start);
+        if (rows.keep[row]) t.least_start = least(t.least_start, start);
         rows.most_position = most(rows.most_position, position);
     }
     for (int m = 0; m < call.branch_count; m++) {
@@ -127,7 +129,8 @@ static void read_rows(Rows &rows, const vf_mixture &call, int64_t b, int64_t h, 
 VF_INLINE Cover cover(const Rows &rows, const Support &s, int tile, int32_t first, int32_t end) {
     const auto &r = rows.tile[tile];
     const auto &t = s.tile[tile];
-    if (first > r.most_position || (end <= t.least_from && first >= t.most_prefix_end)) return NONE;
+    if (first > r.most_position || end <= r.least_start || (end <= t.least_from && first >= t.most_prefix_end))
+        return NONE;
     if (end - 1 <= r.least_position && first >= t.most_solid) return FULL;
     if (first >= r.most_start && end <= t.least_prefix_end) return FULL;
     return MIXED;
