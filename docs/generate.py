@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -19,7 +20,7 @@ from varifocal.evidence.attention_bench_plot import plot_attention_bench
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "local": {"window": 16, "global_tokens": 4},
     "combiner": {"segment": 12},
     "context_adaptive": {"window_min": 12, "window_max": 28, "edge": 8},
@@ -40,7 +41,8 @@ def attention_pattern(name: str) -> Tensor:
         for parameter in mechanism.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.15)
         x, q, k = torch.randn(1, TOKENS, 32), torch.randn(1, 1, TOKENS, TOKENS), torch.randn(1, 1, TOKENS, TOKENS)
-        return mechanism(x, q, k, torch.eye(TOKENS)[None, None]).output[0, 0]
+        pattern: Tensor = mechanism(x, q, k, torch.eye(TOKENS)[None, None]).output[0, 0]
+    return pattern
 
 
 def draw_mechanisms(path: Path) -> None:
@@ -91,6 +93,45 @@ def performance(bench: AttentionBench) -> str:
     return "\n\n".join(parts)
 
 
+def bars(bench: AttentionBench) -> str:
+    """What was aimed at and what was measured, forward and backward; peak memory and decoding below."""
+    aims = {
+        "dense": {1024: 1.0, 2048: 1.0, 4096: 1.0, 8192: 1.0},
+        "head_gated": {1024: 0.95, 2048: 0.95, 4096: 0.97, 8192: 0.97},
+        "local": {1024: 1.3, 2048: 2.2, 4096: 4.3, 8192: 8.0, 32768: 30.0},
+        "context_adaptive exact": {2048: 1.2, 4096: 1.8, 8192: 2.5},
+        "context_adaptive blocks": {2048: 1.5, 4096: 3.0, 8192: 5.0, 32768: 15.0},
+        "sparse_geometric": {2048: 0.4, 4096: 0.4, 8192: 0.4},
+    }
+    lengths = (1024, 2048, 4096, 8192, 32768)
+    table = [["measured (aim)", *(f"n = {length}" for length in lengths), "memory at 8192 (aim)"]]
+    for name, wanted in aims.items():
+        cells = []
+        for length in lengths:
+            row = bench.row(name, "training", length)
+            aim = f" ({wanted[length]:g})" if length in wanted else ""
+            cells.append(f"{row['speedup']:.2f}{aim}" if row else aim.strip())
+        row = bench.row(name, "training", 8192)
+        cells.append(f"{row['memory_ratio']:.2f} ({1.2 if name == 'sparse_geometric' else 1.0:g})" if row else "")
+        table.append([name, *cells])
+    growth = {name: bench.growth(name, "training", "seconds") for name in ("local", "context_adaptive blocks")}
+    dense = bench.row("dense", "training", 4096)
+    sizes = bench.content["workload"]
+    products = 7 * sizes["heads"] * sizes["head_width"] * 4096**2 / dense["seconds"] / 1e9 if dense else 0.0
+    blocks, plain = (bench.row(name, "decode", 32768) for name in ("context_adaptive blocks", "dense"))
+    lines = [
+        f"Growth of time between 4096 and 32768: local n^{growth['local'] or 0:.2f} (aim 1.1), context_adaptive by "
+        f"blocks n^{growth['context_adaptive blocks'] or 0:.2f} (aim 1.6). Dense at 4096 runs at {products:.0f} "
+        f"GFLOP/s, {products / bench.content['matmul_gflops']:.0%} of torch's matrix product in the same run.",
+    ]
+    if blocks and plain:
+        lines.append(
+            f"Decoding a token at 32768 keys, context_adaptive by blocks: {blocks['speedup']:.1f} times "
+            f"torch's dense attention, {plain['seconds'] / blocks['seconds']:.1f} times our own (aim 5)."
+        )
+    return "\n\n".join([markdown(table), *lines])
+
+
 def fill(text: str, block: str, content: str) -> str:
     """The text with the content between the block's two markers."""
     begin, end = f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
@@ -109,6 +150,8 @@ def main() -> None:
     if "--check" in sys.argv:
         sys.exit(filled != readme.read_text(encoding="utf-8") and "README.md is not what results/ say; run make docs")
     readme.write_text(filled, encoding="utf-8")
+    experiments = TOP / "EXPERIMENTS.md"
+    experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "bars", bars(bench)), encoding="utf-8")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
     plot_attention_bench(bench, TOP / "docs/pictures/attention_bench.png")
 

@@ -21,6 +21,44 @@ def test_help_names_every_verb() -> None:
     assert "check" in result.stdout
 
 
+def test_info_says_what_runs_here() -> None:
+    result = varifocal("info")
+    assert result.returncode == 0, result.stderr
+    assert "native" in result.stdout
+    assert "head_gated" in result.stdout
+
+
+def test_info_says_why_native_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARIFOCAL_LIBRARY", "nowhere/libvarifocal.so")
+    result = varifocal("info")
+    assert result.returncode == 0, result.stderr
+    assert "missing: libvarifocal.so was not built" in " ".join(result.stdout.split())
+
+
+def test_mechanisms_still_work_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARIFOCAL_LIBRARY", "nowhere/libvarifocal.so")
+    result = varifocal("check", "-m", "head_gated", "--dtype", "float32")
+    assert result.returncode == 0, result.stderr
+    result = varifocal("check", "-m", "dense", "--backend", "native", "--dtype", "float32")
+    assert "0 promises kept, 0 broken" in result.stdout
+
+
+def test_bench_prints_ratios_and_writes_result_and_exits_cleanly(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    result = varifocal(
+        "bench", "attention", "--lengths", "64,128", "--rounds", "1", "--no-memory", "--heads", "2", "--kv-heads", "1",
+        "--head-width", "16", "--threads", "1", "--pass", "training,decode", "-c", "torch sdpa band mask",
+        "--json", str(file),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "torch sdpa causal = 1" in result.stdout
+    content = json.loads(file.read_text())
+    assert content["benchmark"] == "attention"
+    assert {row["name"] for row in content["rows"]} == {"torch sdpa causal", "torch sdpa band mask"}
+    assert all(row["seconds"] > 0 for row in content["rows"])
+    assert all(row["speedup"] == 1 for row in content["rows"] if row["name"] == "torch sdpa causal")
+
+
 def test_version_is_printed() -> None:
     assert varifocal("--version").stdout.startswith("varifocal 0.")
 
@@ -43,6 +81,9 @@ def test_check_prints_a_table_and_writes_its_findings(tmp_path: Path) -> None:
         (("check", "--dtype", "int8"), "unknown dtype 'int8'; known are float64, float32"),
         (("check", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),
         (("check", "--row", "fixture"), "unknown conformance row 'fixture'"),
+        (("bench", "attention", "--lengths", "12,x"), "lengths must be whole numbers separated by commas, got '12,x'"),
+        (("bench", "attention", "--pass", "sideways"), "--pass takes forward, training, decode"),
+        (("bench", "attention", "-c", "nobody", "--lengths", "64"), "unknown contender 'nobody'; here are:"),
         (("check", "-m", "dense", "--json", "no/such/folder/x.json"), "does not exist; create it first"),
         (("check", "-m", "dense", "--heads", "3", "--kv-heads", "2"), "heads must be a multiple of kv_heads"),
     ],

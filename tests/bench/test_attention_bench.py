@@ -1,0 +1,93 @@
+"""The benchmark refuses what is wrong, measures memory that is really taken, and reads its files carefully."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from varifocal.bench.attention.contenders import Contender, contenders, dense, local, run_attend
+from varifocal.bench.attention.correctness import fault
+from varifocal.bench.attention.workload import Inputs, Workload
+from varifocal.bench.memory import peak_additional_bytes
+from varifocal.bench.timing import Times, turns
+from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
+
+SMALL = Workload(length=96, heads=4, kv_heads=2, head_width=16, window=24, window_max=48, edge=8, block=16, segment=16)
+
+
+@pytest.mark.parametrize("name", [name for name in contenders(SMALL) if "flex" not in name])
+def test_contender_computes_its_law(name: str) -> None:
+    assert fault(contenders(SMALL)[name], SMALL) is None
+
+
+def test_contender_that_computes_something_else_is_refused() -> None:
+    wrong = Contender("wrong", lambda inputs: run_attend(inputs, law=dense, backend="reference"), local)
+    assert "output is off by" in str(fault(wrong, SMALL))
+
+
+def test_contender_with_a_wrong_gradient_is_refused() -> None:
+    def cut_off(inputs: Inputs) -> torch.Tensor:
+        output = run_attend(inputs, law=dense, backend="reference")
+        return output.detach() + 0 * inputs.q
+
+    assert "gradient to" in str(fault(Contender("cut off", cut_off, dense), SMALL))
+
+
+def test_contender_that_raises_is_refused_with_its_message() -> None:
+    def refuses(inputs: Inputs) -> torch.Tensor:
+        raise RuntimeError("not today")
+
+    assert fault(Contender("refuses", refuses, dense), SMALL) == "RuntimeError: not today"
+
+
+def test_peak_memory_sees_what_a_run_takes_and_gives_back() -> None:
+    size = 64 << 20
+
+    def run() -> None:
+        torch.ones(size // 4).mul_(2.0)
+
+    taken = peak_additional_bytes(run, torch.device("cpu"))
+    assert size <= taken + (1 << 20)
+    assert taken < 2 * size
+
+
+def test_all_take_turns_and_every_other_round_goes_backwards() -> None:
+    assert list(turns(("a", "b"), 2)) == [("a", 0), ("b", 0), ("b", 1), ("a", 1), ("a", 2), ("b", 2)]
+
+
+def test_speedup_is_the_median_of_ratios_within_a_round() -> None:
+    # A slow second round slows both alike, and does not count.
+    assert Times((2.0, 20.0, 2.0)).speedup_of(Times((1.0, 10.0, 1.0))) == 2.0
+
+
+def result_file(path: Path) -> Path:
+    rows = [
+        {"name": name, "pass": "training", "length": length, "seconds": seconds, "speedup": 1.0, "peak_bytes": None}
+        for name, power in (("base", 2), ("line", 1))
+        for length in (4096, 8192)
+        for seconds in [float(length**power)]
+    ]
+    path.write_text(json.dumps({"benchmark": "attention", "baseline": "base", "rows": rows}))
+    return path
+
+
+def test_growth_is_the_exponent_of_time(tmp_path: Path) -> None:
+    bench = read_attention_bench(result_file(tmp_path / "r.json"))
+    assert bench.growth("base", "training", "seconds") == pytest.approx(2.0)
+    assert bench.growth("line", "training", "seconds") == pytest.approx(1.0)
+    assert markdown(speedup_table(bench, "training")).count("\n") == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"benchmark": "other"}', "{broken"])
+def test_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"r\.json"):
+        read_attention_bench(path)
+
+
+def test_missing_row_is_none() -> None:
+    assert AttentionBench({"baseline": "x", "rows": []}).row("x", "training", 1) is None
