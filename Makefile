@@ -17,7 +17,7 @@ NATIVE := CMakeLists.txt $(wildcard src/varifocal/kernels/native/*.cpp src/varif
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "varifocal needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plots]'
 	touch $@
 
 lint: setup
@@ -48,7 +48,6 @@ results: setup
 	    --json results/attention_bench.json
 
 docs: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[plots]'
 	$(BIN)/python docs/generate.py
 
 clean:

@@ -14,6 +14,7 @@ from varifocal.bench.attention.workload import Inputs, Workload
 from varifocal.bench.memory import peak_additional_bytes
 from varifocal.bench.timing import Times, turns
 from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
+from varifocal.evidence.attention_bench_plot import plot_attention_bench
 
 SMALL = Workload(length=96, heads=4, kv_heads=2, head_width=16, window=24, window_max=48, edge=8, block=16, segment=16)
 
@@ -79,6 +80,16 @@ def test_growth_is_the_exponent_of_time(tmp_path: Path) -> None:
     assert bench.growth("base", "training", "seconds") == pytest.approx(2.0)
     assert bench.growth("line", "training", "seconds") == pytest.approx(1.0)
     assert markdown(speedup_table(bench, "training")).count("\n") == 3
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_plot_is_drawn(tmp_path: Path, ending: str) -> None:
+    bench = read_attention_bench(result_file(tmp_path / "r.json"))
+    sizes = {"heads": 2, "kv_heads": 1, "head_width": 8, "dtype": "torch.float32"}
+    plot_attention_bench(
+        AttentionBench(bench.content | {"workload": sizes, "environment": {"threads": 1}}), tmp_path / f"plot.{ending}"
+    )
+    assert (tmp_path / f"plot.{ending}").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"benchmark": "other"}', "{broken"])
