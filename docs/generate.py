@@ -112,15 +112,18 @@ def bars(bench: AttentionBench) -> str:
             aim = f" ({wanted[length]:g})" if length in wanted else ""
             cells.append(f"{row['speedup']:.2f}{aim}" if row else aim.strip())
         row = bench.row(name, "training", 8192)
-        cells.append(f"{row['memory_ratio']:.2f} ({1.2 if name == 'sparse_geometric' else 1.0:g})" if row else "")
+        known = row is not None and row["memory_ratio"] is not None
+        aim = f"({1.2 if name == 'sparse_geometric' else 1.0:g})"
+        cells.append(f"{row['memory_ratio']:.2f} {aim}" if row and known else f"not measured {aim}")
         table.append([name, *cells])
     growth = {name: bench.growth(name, "training", "seconds") for name in ("local", "context_adaptive blocks")}
     dense = bench.row("dense", "training", 4096)
     sizes = bench.content["workload"]
     products = 7 * sizes["heads"] * sizes["head_width"] * 4096**2 / dense["seconds"] / 1e9 if dense else 0.0
     blocks, plain = (bench.row(name, "decode", 32768) for name in ("context_adaptive blocks", "dense"))
+    reached = max(bench.lengths("training"))
     lines = [
-        f"Growth of time between 4096 and 32768: local n^{growth['local'] or 0:.2f} (aim 1.1), context_adaptive by "
+        f"Growth of time between 4096 and {reached}: local n^{growth['local'] or 0:.2f} (aim 1.1), context_adaptive by "
         f"blocks n^{growth['context_adaptive blocks'] or 0:.2f} (aim 1.6). Dense at 4096 runs at {products:.0f} "
         f"GFLOP/s, {products / bench.content['matmul_gflops']:.0%} of torch's matrix product in the same run.",
     ]
