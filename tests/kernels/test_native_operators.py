@@ -111,9 +111,31 @@ def test_torch_accepts_the_operators() -> None:
         atol=1e-5,
         rtol=1e-5,
     )
+    for block in (0, 4):  # single keys, and blocks
+        torch.library.opcheck(
+            torch.ops.varifocal.window_and_top_k.default,
+            (
+                *(
+                    q,
+                    k,
+                    v,
+                    scale,
+                    position,
+                    start,
+                    weights,
+                    width,
+                    chosen if not block else torch.full_like(chosen, -1),
+                ),
+                torch.rand(1, 4, 24).requires_grad_(),
+                *([0, 3], [0, 0], [12, 0], [4.0, 0.0], False, block, False, True),
+            ),
+            atol=1e-5,
+            rtol=1e-5,
+        )
+    torch.library.opcheck(torch.ops.varifocal.pull_along.default, (q.detach(), q.detach(), position, start))
     torch.library.opcheck(
         torch.ops.varifocal.select.default,
-        (q.detach(), k.detach(), None, position, start, position + 1, 24, 3, 0, False),
+        (q.detach(), k.detach(), None, position, start, position + 1, 24, 3, 0),
     )
 
 

@@ -39,7 +39,7 @@ class Attended(NamedTuple):
     logsumexp: Tensor
     """[B, H, T, M]: log of the sum of exp(score) over each branch's keys, minus infinity for none; detached."""
     selected: tuple[Tensor | None, ...]
-    """For each branch with a top-k: int64 [B, H, T, K], the index of each chosen key (of each chosen block's first
+    """For each branch with a top-k: int32 [B, H, T, K], the index of each chosen key (of each chosen block's first
     key, for select="blocks"; the query's own block is not listed), ascending, then -1 where fewer were chosen."""
 
 

@@ -163,8 +163,8 @@ def choose_blocks(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
     query, key = scene.layout.pair_places()
     own = same_block(query, key, branch.block)
     first = blocks.first[:, None, None].expand(*selected.shape[:3], -1)
-    firsts = first.gather(-1, selected.clamp(min=0)) if selected.numel() else selected
-    return keys | own[:, None], torch.where(selected >= 0, firsts, -1)
+    firsts = first.gather(-1, selected.clamp(min=0).long()) if selected.numel() else selected
+    return keys | own[:, None], torch.where(selected >= 0, firsts, -1).int()
 
 
 def rank_scores(branch: TopK, scene: Scene, *, keys: Tensor | None) -> Tensor:
@@ -199,7 +199,7 @@ def best(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
     taken = (rank < budget[:, None, :, None]) & (ranked.values > NOTHING)
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked.indices, taken)
     ascending = torch.where(chosen, rank, scores.shape[-1]).sort(dim=-1).values[..., :width]
-    return chosen, torch.where(ascending < scores.shape[-1], ascending, -1)
+    return chosen, torch.where(ascending < scores.shape[-1], ascending, -1).int()
 
 
 def read_summaries(branch: Segments, scene: Scene) -> Reading:

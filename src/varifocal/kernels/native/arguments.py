@@ -50,3 +50,20 @@ def require_inputs(**tensors: Tensor) -> None:
     for name, x in tensors.items():
         if x.device.type != "cpu":
             raise ValueError(f"native kernels run on cpu tensors, got {name} on {x.device}")
+
+
+def scale_per_head(scale: Tensor | float | None, q: Tensor) -> Tensor:
+    """float32 [H] from a number, [H], or None for 1 / sqrt(D); q [B, H, T, D]."""
+    heads, width = q.shape[1], q.shape[3]
+    if scale is None:
+        scale = width**-0.5
+    if not isinstance(scale, Tensor):
+        return torch.full((heads,), scale, dtype=torch.float32)
+    if scale.shape != (heads,):
+        raise ValueError(f"scale must be a number or [H] = [{heads}], got {[*scale.shape]}")
+    return scale.float()
+
+
+def needs_backward(*tensors: Tensor | None) -> bool:
+    """Whether a gradient may be asked for any of the tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

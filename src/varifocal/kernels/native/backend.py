@@ -1,7 +1,7 @@
 """The native backend: a problem of the equation, taken apart into the kernels that serve it.
 
 Branches of windows, prefixes and soft windows share one mixture kernel. A top-k is a selection and an attention over
-what was selected; its output is added. Pair-gated scores and segments have kernels of their own.
+what was selected; beside windows both share their gradients. Pair-gated scores and segments have kernels of their own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from varifocal.equations.branches import Branch, Causal, Prefix, Segments, SoftW
 from varifocal.equations.problem import Attended, Problem
 from varifocal.equations.scores import Dot, HeadScale, PairGate
 from varifocal.kernels.native import library
+from varifocal.kernels.native.arguments import needs_backward
 from varifocal.kernels.native.combiner import attend_segments
-from varifocal.kernels.native.mixture import CAUSAL, MAX_BRANCHES, MixtureBranch, mixture
+from varifocal.kernels.native.mixture import (
+    CAUSAL,
+    MAX_BRANCHES,
+    MixtureBranch,
+    MixtureInputs,
+    mixture_forward,
+    mixture_inputs,
+)
 from varifocal.kernels.native.pair_gate import pair_gate
 from varifocal.kernels.native.select import select_blocks, select_exact
-from varifocal.kernels.native.selected import attend_selected
+from varifocal.kernels.native.selected import SelectedInputs, selected_forward, selected_inputs
+from varifocal.kernels.native.window_and_top_k import window_and_top_k
 
 
 def why_not(problem: Problem) -> str | None:
@@ -55,40 +64,45 @@ def attend_native(problem: Problem) -> Attended:
     if isinstance(problem.score, PairGate):
         return attend_pair_gate(problem, problem.score, call)
     windows: dict[int, MixtureBranch] = {}
-    for number, branch in enumerate(problem.branches):
-        window = as_mixture(branch)
-        if window is not None:
-            windows[number] = window
+    choices: dict[int, SelectedInputs] = {}
     parts: list[Tensor] = []
     logsumexp: list[Tensor | None] = [None] * len(problem.branches)
-    selected: list[Tensor | None] = [None] * len(problem.branches)
-    if windows:
-        weights = problem.weights
-        if weights is not None and len(windows) < len(problem.branches):
-            weights = weights[..., list(windows)]
-        mixed = mixture(
-            problem.q, problem.k, problem.v, branches=list(windows.values()), weights=weights,
-            position=call.position, start=call.start, scale=call.scale,
-        )  # fmt: skip
-        parts.append(mixed.output)
-        for place, number in enumerate(windows):
-            logsumexp[number] = mixed.lse[..., place].detach()
     for number, branch in enumerate(problem.branches):
-        if number in windows:
-            continue
         weight = None if problem.weights is None else problem.weights[..., number]
-        if isinstance(branch, Segments):
+        window, top_k = as_mixture(branch), as_top_k(branch)
+        if window is not None:
+            windows[number] = window
+        elif top_k is not None:
+            choices[number] = choose(problem, top_k, call, weight)
+        else:
+            assert isinstance(branch, Segments)
             output, logsumexp[number] = attend_segments(
                 problem.q, problem.k, problem.v,
                 queries=branch.queries, length=branch.length, layout=problem.layout, scale=call.scale,
             )  # fmt: skip
             parts.append(output if weight is None else output * weight[..., None].to(output.dtype))
+    if windows:
+        mixed = mix(problem, windows, call)
+        if len(choices) == 1:
+            (only,) = choices
+            output, window_lse, logsumexp[only] = window_and_top_k(mixed, choices[only])
         else:
-            output, logsumexp[number], selected[number] = attend_top_k(problem, branch, call, weight)
+            output, window_lse, _, _ = mixture_forward(*mixed, needs_backward(*mixed[:8]))
+        parts.append(output)
+        for place, number in enumerate(windows):
+            logsumexp[number] = window_lse[..., place].detach()
+    for number, choice in choices.items():
+        if logsumexp[number] is None:
+            output, lse = selected_forward(*choice)
             parts.append(output)
+            logsumexp[number] = lse.detach()
     total = parts[0]
     for part in parts[1:]:
         total = total + part
+    selected: list[Tensor | None] = [None] * len(problem.branches)
+    for number, choice in choices.items():
+        groups = problem.q.shape[1] // max(choice.chosen.shape[1], 1)
+        selected[number] = choice.chosen if groups == 1 else choice.chosen.repeat_interleave(groups, dim=1)
     return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
 
 
@@ -152,11 +166,20 @@ def as_top_k(branch: Branch) -> TopKBranch | None:
     return TopKBranch(found[0], include_self=bool(others) and found[0].select == "exact")
 
 
-def attend_top_k(problem: Problem, branch: Branch, call: Call, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp and selection of a top-k branch."""
-    found = as_top_k(branch)
-    assert found is not None
-    top_k = found.top_k
+def mix(problem: Problem, windows: dict[int, MixtureBranch], call: Call) -> MixtureInputs:
+    """The mixture of a problem's windows, by their numbers."""
+    weights = problem.weights
+    if weights is not None and len(windows) < len(problem.branches):
+        weights = weights[..., list(windows)]
+    return mixture_inputs(
+        problem.q, problem.k, problem.v, branches=list(windows.values()), weights=weights,
+        position=call.position, start=call.start, scale=call.scale,
+    )  # fmt: skip
+
+
+def choose(problem: Problem, branch: TopKBranch, call: Call, weight: Tensor | None) -> SelectedInputs:
+    """Select the keys or blocks of a top-k branch, and what attention over them takes."""
+    top_k = branch.top_k
     q, k = problem.q, problem.k
     if top_k.indexer is not None:
         q, k = (part.detach().float() for part in (top_k.indexer.queries, top_k.indexer.keys))
@@ -175,13 +198,11 @@ def attend_top_k(problem: Problem, branch: Branch, call: Call, weight: Tensor | 
             q, k, position=call.position, start=call.start, budget=budget, block=top_k.block, pooled=top_k.pooled,
             capacity=top_k.most_blocks(k.shape[2]),
         )  # fmt: skip
-    result = attend_selected(
+    return selected_inputs(
         problem.q, problem.k, problem.v, chosen,
         position=call.position, start=call.start, block=top_k.block if top_k.select == "blocks" else None,
-        include_self=found.include_self, weights=weight, scale=call.scale,
+        include_self=branch.include_self, weights=weight, scale=call.scale,
     )  # fmt: skip
-    heads = problem.q.shape[1]
-    return result.output, result.lse.detach(), chosen.long().repeat_interleave(heads // max(chosen.shape[1], 1), dim=1)
 
 
 def attend_pair_gate(problem: Problem, score: PairGate, call: Call) -> Attended:

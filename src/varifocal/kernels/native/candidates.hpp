@@ -142,26 +142,4 @@ VF_INLINE void offer(Candidates &c, const float *scores, int64_t step, int panel
     }
 }
 
-// Heap sort: best first, of equal scores the lower key first.
-[[maybe_unused]] static void sort_best_first(Candidates &c) {
-    auto worse = [&](int32_t a, int32_t b) {
-        return c.rank[a] != c.rank[b] ? c.rank[a] < c.rank[b] : c.key[a] > c.key[b];
-    };
-    auto swap = [&](int32_t a, int32_t b) {
-        int32_t rank = c.rank[a], key = c.key[a];
-        c.rank[a] = c.rank[b], c.key[a] = c.key[b];
-        c.rank[b] = rank, c.key[b] = key;
-    };
-    // The worst rises to the root and is moved to the end.
-    auto sink = [&](int32_t at, int32_t size) {
-        for (int32_t child; (child = 2 * at + 1) < size; at = child) {
-            if (child + 1 < size && worse(child + 1, child)) child++;
-            if (!worse(child, at)) return;
-            swap(at, child);
-        }
-    };
-    for (int32_t at = c.count / 2 - 1; at >= 0; at--) sink(at, c.count);
-    for (int32_t size = c.count - 1; size > 0; size--) swap(0, size), sink(0, size);
-}
-
 }  // namespace VF_TARGET

@@ -172,8 +172,7 @@ static int32_t run(const vf_chosen_grad &call) {
                 if (call.grad_weights) call.grad_weights[i] = 0;
                 continue;
             }
-            delta[i] = dot((const T *)row_at<T>(call.grad_out, b, h, t), (const T *)row_at<T>(f.out, b, h, t), width) -
-                       (call.grad_lse ? call.grad_lse[i] : 0.0f);
+            delta[i] = call.pull[i] - (call.grad_lse ? call.grad_lse[i] : 0.0f);
         }
         // Keys before the first block of a row: nobody reads them.
 #pragma omp for schedule(static)

@@ -73,7 +73,7 @@ int32_t check(const vf_mixture &c) {
         if (branch.width && !(branch.edge > 0 && branch.limit >= 0)) return VF_BAD_BRANCH;
     }
     if (c.batch * c.heads * c.queries == 0) return VF_OK;
-    if (!c.q.data || !c.scale || !c.position || !c.start || !c.out.data || !c.lse) return VF_BAD_POINTER;
+    if (!c.q.data || !c.scale || !c.position || !c.start || !c.lse) return VF_BAD_POINTER;
     if (c.keys && (!c.k.data || !c.v.data)) return VF_BAD_POINTER;
     for (int64_t at = 0; at < c.batch * c.queries; at++)
         if (c.start[at] <= c.position[at] && (c.start[at] < 0 || c.position[at] >= c.keys)) return VF_BAD_POSITION;
@@ -108,12 +108,25 @@ const char *vf_status_text(int32_t status) {
     }
 }
 
+int32_t vf_pull_along(int32_t target, const vf_pull *call) {
+    const vf_kernels *kernels = find(target);
+    if (!kernels) return VF_BAD_TARGET;
+    if (!call) return VF_BAD_POINTER;
+    if (call->batch < 0 || call->heads < 0 || call->queries < 0 || call->head_width < 1 || call->threads < 1)
+        return VF_BAD_SIZE;
+    if (call->dtype != VF_FLOAT32 && call->dtype != VF_BFLOAT16) return VF_BAD_DTYPE;
+    if (call->batch * call->heads * call->queries == 0) return VF_OK;
+    if (!call->grad_out.data || !call->out.data || !call->position || !call->start || !call->pull) return VF_BAD_POINTER;
+    return kernels->pull_along(*call);
+}
+
 int32_t vf_mixture_forward(int32_t target, const vf_mixture *call) {
     const vf_kernels *kernels = find(target);
     if (!kernels) return VF_BAD_TARGET;
     if (!call) return VF_BAD_POINTER;
     if (int32_t status = check(*call)) return status;
     if (call->batch * call->heads * call->queries == 0) return VF_OK;
+    if (!call->out.data) return VF_BAD_POINTER;
     // A few queries against a long cache: packing the keys would cost more than the products. Not when a backward
     // follows: it repeats the scores of mixture_forward to the last bit, those of mixture_decode only nearly.
     if (!call->norm && call->queries * (call->heads / call->kv_heads) <= 16 && call->queries <= 8)
@@ -129,9 +142,7 @@ int32_t vf_mixture_backward(int32_t target, const vf_mixture_grad *call) {
     if (int32_t status = check(c)) return status;
     if (c.batch * c.kv_heads * c.keys > 0 && (!call->grad_k.data || !call->grad_v.data)) return VF_BAD_POINTER;
     if (c.batch * c.heads * c.queries > 0) {
-        if (!call->grad_out.data || !call->grad_q.data || !c.norm) return VF_BAD_POINTER;
-        for (int m = 0; m + 1 < c.branch_count; m++)
-            if (!c.branch_out[m].data) return VF_BAD_POINTER;
+        if (!call->grad_out.data || !call->grad_q.data || !c.norm || !call->pull) return VF_BAD_POINTER;
     }
     return kernels->mixture_backward(*call);
 }

@@ -4,6 +4,7 @@
 #include "varifocal.h"
 
 struct vf_kernels {
+    int32_t (*pull_along)(const vf_pull &);
     int32_t (*mixture_forward)(const vf_mixture &);
     int32_t (*mixture_backward)(const vf_mixture_grad &);
     int32_t (*mixture_decode)(const vf_mixture &);
@@ -21,6 +22,7 @@ struct vf_kernels {
 const vf_kernels *vf_find_kernels(int32_t target);
 
 namespace VF_TARGET {
+int32_t pull_along(const vf_pull &);
 int32_t mixture_forward(const vf_mixture &);
 int32_t mixture_backward(const vf_mixture_grad &);
 int32_t mixture_decode(const vf_mixture &);

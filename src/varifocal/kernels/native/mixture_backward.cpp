@@ -47,29 +47,8 @@ static T *at(const vf_tensor &x, int64_t b, int64_t h, int64_t row) {
     return (T *)x.data + b * x.stride[0] + h * x.stride[1] + row * x.stride[2];
 }
 
-// dots[row] = a[row] . b[row] for `count` rows, summed one product after the other as a register tile sums dO . v:
-// where a query has one key of weight 1, O = v, and dP - delta comes out as exactly 0. Several rows at once hide the
-// latency of the chain.
-template <typename T>
-static void dot_rows(float *dots, const T *a, int64_t a_stride, const T *b, int64_t b_stride, int count,
-                     int64_t width) {
-    for (int row = 0; row < count; row += 8) {
-        float sum[8] = {};
-        int rows = least(8, count - row);
-        const T *x[8], *y[8];
-        for (int i = 0; i < 8; i++) {
-            int64_t real = row + (i < rows ? i : 0);
-            x[i] = a + real * a_stride, y[i] = b + real * b_stride;
-        }
-        for (int64_t d = 0; d < width; d++)
-            for (int i = 0; i < 8; i++) sum[i] = multiply_add(to_float(x[i][d]), to_float(y[i][d]), sum[i]);
-        for (int i = 0; i < rows; i++) dots[row + i] = sum[i];
-    }
-}
-
-// dw_m = dO . O_m and delta_m = w_m dw_m. The last branch's delta follows from sum_m delta_m = dO . O, so its output
-// need not be saved; its dw is summed up with the tiles, because dividing by w_m would lose it where w_m is 0.
-template <typename T>
+// dw_m = dO . O_m, the pull, and delta_m = w_m dw_m. The last branch's delta follows from sum_m delta_m = dO . O, so its
+// output need not be saved; its dw is summed up with the tiles, because dividing by w_m would lose it where w_m is 0.
 static void prepare(const vf_mixture_grad &call, Rows &rows, int64_t b, int64_t h, int64_t first, float *delta,
                     Extent &extent) {
     const vf_mixture &f = call.forward;
@@ -80,24 +59,16 @@ static void prepare(const vf_mixture_grad &call, Rows &rows, int64_t b, int64_t 
         extent.from = least(extent.from, rows.branch[m].least_from);
         extent.prefix_end = most(extent.prefix_end, rows.branch[m].most_prefix_end);
     }
-    float dots[VF_MAX_BRANCHES][BLOCK];
-    const T *dout = at<T>(call.grad_out, b, h, first);
-    for (int m = 0; m < branches; m++) {
-        const vf_tensor &output = m + 1 < branches ? f.branch_out[m] : f.out;
-        dot_rows(dots[m], dout, call.grad_out.stride[2], (const T *)at<T>(output, b, h, first), output.stride[2], count,
-                 f.head_width);
-    }
     for (int row = 0; row < count; row++) {
         int64_t query = (b * f.heads + h) * f.queries + first + row;
-        memset(at<float>(call.grad_q, b, h, first + row), 0, (size_t)f.head_width * sizeof(float));
-        // A query that sees no key may come with any dO.
-        float rest = rows.keep[row] ? dots[branches - 1][row] : 0.0f;
+        if (!call.accumulate) memset(at<float>(call.grad_q, b, h, first + row), 0, (size_t)f.head_width * sizeof(float));
+        const float *pull = call.pull + query * branches;
+        float rest = pull[branches - 1];
         for (int m = 0; m < branches; m++) {
             if (call.grad_width[m]) call.grad_width[m][query] = 0;
-            bool known = m + 1 < branches && rows.keep[row];
-            float pull = known ? dots[m][row] : 0.0f;
-            if (call.grad_weights) call.grad_weights[query * branches + m] = pull;
-            float share = f.weights ? f.weights[query * branches + m] * pull : pull;
+            float dweight = m + 1 < branches ? pull[m] : 0.0f;
+            if (call.grad_weights) call.grad_weights[query * branches + m] = dweight;
+            float share = f.weights ? f.weights[query * branches + m] * dweight : dweight;
             // d lse_m / d score = p_m: a gradient of the log-sum-exp is one more pull on every key of the branch.
             float from_lse = call.grad_lse && rows.keep[row] ? call.grad_lse[query * branches + m] : 0.0f;
             delta[query * branches + m] = (m + 1 < branches ? share : rest) - from_lse;
@@ -261,8 +232,11 @@ static void own_keys(Work &work, const Plan &plan, int64_t b, int64_t g, int64_t
             if (key > x.last || (key + KEYS <= x.from && key >= x.prefix_end)) continue;
             add_queries<T>(work, plan, b, h, qb, (int32_t)key, turn, i * plan.query_blocks + qb);
         }
-    unpack(at<T>(plan.call.grad_k, b, g, key), plan.call.grad_k.stride[2], work.dk, KEYS, count, width, nullptr, LN2);
-    unpack(at<T>(plan.call.grad_v, b, g, key), plan.call.grad_v.stride[2], work.dv, KEYS, count, width, nullptr, 1.0f);
+    const vf_mixture_grad &call = plan.call;
+    unpack(at<T>(call.grad_k, b, g, key), call.grad_k.stride[2], work.dk, KEYS, count, width, nullptr, LN2,
+           call.accumulate != 0);
+    unpack(at<T>(call.grad_v, b, g, key), call.grad_v.stride[2], work.dv, KEYS, count, width, nullptr, 1.0f,
+           call.accumulate != 0);
     int64_t last = plan.group * plan.query_blocks;
     turn.wait(last);
     turn.pass(last);
@@ -308,8 +282,7 @@ static int32_t run(const vf_mixture_grad &call) {
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < heads * query_blocks; task++) {
             int64_t head = task / query_blocks;
-            prepare<T>(call, work.rows, head / f.heads, head % f.heads, task % query_blocks * BLOCK, delta,
-                       extent[task]);
+            prepare(call, work.rows, head / f.heads, head % f.heads, task % query_blocks * BLOCK, delta, extent[task]);
         }
         // Tasks are handed out in order, as turns require: key block 0, read by the most queries, of every kv head
         // first. Neighbours in a line start far apart, so they rarely wait.

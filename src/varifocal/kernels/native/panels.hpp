@@ -75,19 +75,24 @@ static void pack_transposed(float *panels, int64_t padded_rows, const T *source,
     }
 }
 
-// target rows = factor * panels[rows, columns].
+// target rows = factor * panels[rows, columns], added to what they hold if `add`.
 template <typename T>
 static void unpack(T *target, int64_t row_stride, const float *panels, int64_t padded_rows, int64_t rows,
-                   int64_t columns, const float *factor, float scale) {
+                   int64_t columns, const float *factor, float scale, bool add = false) {
     int64_t whole = columns / LANES * LANES;
     for (int64_t row = 0; row < rows; row++) {
         const float *from = panels + row * NR;
         T *to = target + row * row_stride;
         float by = factor ? factor[row] * scale : scale;
         int64_t column = 0;
-        for (; column < whole; column += LANES)
-            store(to + column, load(from + column / NR * padded_rows * NR + column % NR) * by);
-        for (; column < columns; column++) put(to + column, from[column / NR * padded_rows * NR + column % NR] * by);
+        for (; column < whole; column += LANES) {
+            Vec x = load(from + column / NR * padded_rows * NR + column % NR) * by;
+            store(to + column, add ? load(to + column) + x : x);
+        }
+        for (; column < columns; column++) {
+            float x = from[column / NR * padded_rows * NR + column % NR] * by;
+            put(to + column, add ? to_float(to[column]) + x : x);
+        }
     }
 }
 

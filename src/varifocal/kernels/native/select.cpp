@@ -53,7 +53,7 @@ static int32_t wanted_keys(const Ranking &r, int64_t at, bool *all) {
     if (wanted > r.call.capacity) wanted = r.call.capacity;
     if (wanted > seen) wanted = seen;
     if (wanted < 0) wanted = 0;
-    *all = wanted == 0 || (wanted == seen && !r.call.best_first);
+    *all = wanted == 0 || wanted == seen;
     return (int32_t)wanted;
 }
 
@@ -68,7 +68,6 @@ static void write_choice(const Ranking &r, Candidates &c, int64_t b, int64_t h, 
         for (int32_t i = 0; i < wanted; i++) chosen[i] = r.start[at] + i;
     } else {
         prune(c, true);
-        if (call.best_first) sort_best_first(c);
         count = c.count;
         memcpy(chosen, c.key, (size_t)count * sizeof(int32_t));
     }

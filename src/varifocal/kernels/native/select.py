@@ -7,6 +7,7 @@ Of equal scores the lower index wins. The choice carries no gradient.
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class _Select(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_width")],
         ("capacity", ctypes.c_int64),
-        *[(name, ctypes.c_int32) for name in ("dtype", "threads", "block", "best_first")],
+        *[(name, ctypes.c_int32) for name in ("dtype", "threads", "block")],
         *[(name, TensorArgument) for name in ("q", "k", "pooled")],
         *[(name, ctypes.c_void_p) for name in ("position", "start", "budget", "chosen")],
     ]
@@ -54,7 +55,6 @@ def _select(
     keys: int,
     capacity: int,
     block: int,
-    best_first: bool,
 ) -> Tensor:
     """int32 [B, I, T, capacity]."""
     q = rows_contiguous(q)
@@ -75,7 +75,6 @@ def _select(
         dtype=dtype_argument(q),
         threads=torch.get_num_threads(),
         block=block,
-        best_first=best_first,
         q=tensor_argument(q),
         k=tensor_argument(k),
         pooled=tensor_argument(pooled),
@@ -89,18 +88,8 @@ def _select(
 
 
 @_select.register_fake
-def _(
-    q: Tensor,
-    k: Tensor | None,
-    pooled: Tensor | None,
-    position: Tensor,
-    start: Tensor,
-    budget: Tensor,
-    keys: int,
-    capacity: int,
-    block: int,
-    best_first: bool,
-) -> Tensor:
+def _(q: Tensor, *others: Any) -> Tensor:
+    capacity = others[-2]
     return q.new_empty((*q.shape[:3], capacity), dtype=torch.int32)
 
 
@@ -128,19 +117,18 @@ def select_exact(
     start: Tensor,
     budget: Tensor,
     capacity: int | None = None,
-    best_first: bool = False,
 ) -> Tensor:
     """The best keys of each query: int32 [B, I, T, K], -1 beyond the chosen.
 
     q [B, I, T, R] and k [B, J, S, R] rank the keys: the attention's own, or an indexer's, I a multiple of J.
     position, start and budget [B, T] int32. K is `capacity`, by default the greatest budget. The indices ascend,
-    as attend_selected needs them, unless `best_first`.
+    as attend_selected needs them.
     """
     require_inputs(q=q, k=k)
     _require(q, k, position, start, budget)
     keys = k.shape[2]
     most = _capacity(budget, capacity, keys)
-    chosen: Tensor = _select(q, k, None, position, start, budget, keys, most, 0, best_first)
+    chosen: Tensor = _select(q, k, None, position, start, budget, keys, most, 0)
     return chosen
 
 
@@ -156,7 +144,6 @@ def select_blocks(
     pooled: Tensor | None = None,
     keys: int | None = None,
     capacity: int | None = None,
-    best_first: bool = False,
 ) -> Tensor:
     """The first keys of the best blocks of each query: int32 [B, I, T, M], -1 beyond the chosen.
 
@@ -184,7 +171,7 @@ def select_blocks(
         k = None
     _require(q, source, position, start, budget)
     most = _capacity(budget, capacity, keys // block)
-    chosen: Tensor = _select(q, k, pooled, position, start, budget, keys, most, block, best_first)
+    chosen: Tensor = _select(q, k, pooled, position, start, budget, keys, most, block)
     return chosen
 
 

@@ -35,14 +35,12 @@ int32_t check(const vf_select &c) {
     return check_positions(c.position, c.start, c.batch * c.queries, c.keys);
 }
 
-// The backward over single keys does without the output.
-int32_t check(const vf_chosen &c, bool needs_output) {
+int32_t check(const vf_chosen &c) {
     if (int32_t status = check_shape(c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.head_width, c.dtype, c.threads))
         return status;
     if (!is_size(c.capacity) || c.block < 0 || c.index_heads < 1 || c.heads % c.index_heads) return VF_BAD_SIZE;
     if (c.batch * c.queries == 0) return VF_OK;
     if (!c.q.data || !c.scale || !c.position || !c.start || !c.lse) return VF_BAD_POINTER;
-    if (needs_output && !c.out.data) return VF_BAD_POINTER;
     if ((c.capacity && !c.chosen) || (c.keys && (!c.k.data || !c.v.data))) return VF_BAD_POINTER;
     return check_positions(c.position, c.start, c.batch * c.queries, c.keys);
 }
@@ -96,8 +94,9 @@ int32_t vf_attend_chosen(int32_t target, const vf_chosen *call) {
     const vf_kernels *kernels = vf_find_kernels(target);
     if (!kernels) return VF_BAD_TARGET;
     if (!call) return VF_BAD_POINTER;
-    if (int32_t status = check(*call, true)) return status;
+    if (int32_t status = check(*call)) return status;
     if (call->batch * call->queries == 0) return VF_OK;
+    if (!call->out.data) return VF_BAD_POINTER;
     vf_chosen c = *call;
     c.threads = worthwhile(c.threads, products(c));
     return c.block ? kernels->chosen_blocks_forward(c) : kernels->chosen_keys_forward(c);
@@ -108,9 +107,10 @@ int32_t vf_attend_chosen_backward(int32_t target, const vf_chosen_grad *call) {
     if (!kernels) return VF_BAD_TARGET;
     if (!call) return VF_BAD_POINTER;
     const vf_chosen &c = call->forward;
-    if (int32_t status = check(c, c.block > 0)) return status;
+    if (int32_t status = check(c)) return status;
     if (c.batch * c.keys > 0 && (!call->grad_k.data || !call->grad_v.data)) return VF_BAD_POINTER;
-    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data)) return VF_BAD_POINTER;
+    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data || (c.block && !call->pull)))
+        return VF_BAD_POINTER;
     vf_chosen_grad limited = *call;
     limited.forward.threads = worthwhile(c.threads, products(c));
     return c.block ? kernels->chosen_blocks_backward(limited) : kernels->chosen_keys_backward(limited);

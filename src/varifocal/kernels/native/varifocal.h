@@ -73,13 +73,27 @@ typedef struct vf_mixture {
     vf_tensor branch_out[VF_MAX_BRANCHES]; /* O_m of `dtype` for m < M - 1; data may be null when no backward follows */
 } vf_mixture;
 
-/* forward fields as they were after vf_mixture_forward */
+/* How far a gradient pulls along an output: dO . O for every query, 0 for one that sees no key. All that a backward needs
+ * to know of outputs, so these can be freed before gradients of their size are allocated. */
+typedef struct vf_pull {
+    int64_t batch, heads, queries, head_width;
+    int32_t dtype, threads;
+    vf_tensor grad_out, out;         /* [B, H, T, D] of `dtype` */
+    const int32_t *position, *start; /* [B, T] contiguous */
+    float *pull;                     /* [B, H, T] contiguous */
+} vf_pull;
+
+VF_API int32_t vf_pull_along(int32_t target, const vf_pull *call);
+
+/* forward fields as they were after vf_mixture_forward; its outputs are not read */
 typedef struct vf_mixture_grad {
     vf_mixture forward;
-    vf_tensor grad_out;         /* of `dtype` */
-    const float *grad_lse;      /* [B, H, T, M] contiguous, or null: 0 */
-    vf_tensor grad_q;           /* float32, whatever `dtype`: it is summed up in place */
-    vf_tensor grad_k, grad_v;   /* of `dtype` */
+    vf_tensor grad_out;       /* of `dtype` */
+    const float *pull;        /* [B, H, T, M] contiguous: along branch_out[m] for m < M - 1, along out for the last */
+    const float *grad_lse;    /* [B, H, T, M] contiguous, or null: 0 */
+    vf_tensor grad_q;         /* float32, whatever `dtype`: it is summed up in place */
+    vf_tensor grad_k, grad_v; /* of `dtype` */
+    int32_t accumulate;       /* 1: added to what grad_q, grad_k and grad_v hold; 0: they are overwritten */
     float *grad_weights;        /* [B, H, T, M] contiguous, or null: not wanted */
     float *grad_width[VF_MAX_BRANCHES]; /* [B, H, T] contiguous, or null: not wanted */
 } vf_mixture_grad;
@@ -94,13 +108,12 @@ typedef struct vf_select {
     int64_t batch, heads, kv_heads, queries, keys, head_width;
     int64_t capacity; /* entries of `chosen` per query */
     int32_t dtype, threads;
-    int32_t block;      /* 0: keys */
-    int32_t best_first; /* 1: chosen in order of score; 0: in ascending order, as vf_attend_chosen needs them */
+    int32_t block;    /* 0: keys */
     vf_tensor q, k;     /* of `dtype`; k.data may be null when `pooled` is given */
     vf_tensor pooled;   /* float32 [B, G, ceil(S / block), D] as vf_pool keeps it, or data null: pooled from k */
     const int32_t *position, *start; /* [B, T] contiguous */
     const int32_t *budget;           /* [B, T] contiguous: how many to choose, as far as there are any */
-    int32_t *chosen; /* [B, H, T, capacity] contiguous: keys, or the first keys of blocks; -1 beyond the chosen */
+    int32_t *chosen; /* [B, H, T, capacity] contiguous, ascending: keys, or first keys of blocks; -1 beyond the chosen */
 } vf_select;
 
 VF_API int32_t vf_select_best(int32_t target, const vf_select *call);
@@ -133,10 +146,11 @@ typedef struct vf_chosen {
     float *lse;                      /* [B, H, T] contiguous, -inf where nothing is read */
 } vf_chosen;
 
-/* forward fields as they were after vf_attend_chosen */
+/* forward fields as they were after vf_attend_chosen; its output is not read */
 typedef struct vf_chosen_grad {
     vf_chosen forward;
     vf_tensor grad_out;       /* of `dtype` */
+    const float *pull;        /* [B, H, T] contiguous, along out; needed for blocks only */
     const float *grad_lse;    /* [B, H, T] contiguous, or null: 0 */
     vf_tensor grad_q;         /* float32, whatever `dtype` */
     vf_tensor grad_k, grad_v; /* of `dtype` */
