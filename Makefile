@@ -44,8 +44,8 @@ sanitize: setup
 # What is measured, and the README's tables and pictures from it. Wants a quiet machine and a quarter of an hour.
 results: setup
 	$(BIN)/varifocal check --json results/conformance.json
-	$(BIN)/varifocal bench attention --lengths 1024,2048,4096,8192,32768 --pass training,decode --threads 2 \
-	    --json results/attention_bench.json
+	$(BIN)/varifocal bench attention --lengths 1024,2048,4096,8192,32768 --memory-at 4096,8192,32768 \
+	    --pass forward,training,decode --threads 2 --rounds 3 --json results/attention_bench.json
 
 docs: setup
 	$(BIN)/python docs/generate.py

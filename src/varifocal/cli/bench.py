@@ -51,6 +51,9 @@ def attention(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 5,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too, each in a process of its own.")] = True,
+    memory_at: Annotated[
+        str | None, typer.Option(help="Lengths at which memory is measured; default: all. It takes a run of each.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short texts and ours only, within a minute.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)
@@ -79,7 +82,7 @@ def attention(
         passes=parse_passes(kind),
         names=tuple(contender) if contender else None,
         rounds=2 if quick else rounds,
-        memory=memory and not quick,
+        memory_lengths=parse_lengths(memory_at) if memory_at else None if memory and not quick else (),
         seconds=3.0 if quick else 20.0,
     )
     workload = Workload(
@@ -131,7 +134,7 @@ def print_result(console: Console, result: AttentionBench) -> None:
     """Tables of speed and memory, what was not timed and why, and where it was measured."""
     for kind in result.passes():
         print_table(console, f"{kind}: speed, {BASELINE} = 1", speedup_table(result, kind))
-        if any(row["peak_bytes"] for row in result.content["rows"]):
+        if any(row["peak_bytes"] for row in result.content["rows"] if row["pass"] == kind):
             print_table(console, f"{kind}: peak additional memory in MB (and as a ratio)", memory_table(result, kind))
     for name, fault in result.content["faults"].items():
         console.print(f"[bold red]not timed:[/bold red] {name}: {fault}", highlight=False)

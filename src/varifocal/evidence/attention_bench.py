@@ -38,8 +38,9 @@ class AttentionBench:
 
     def growth(self, name: str, kind: str, what: str, *, least: int = 4096) -> float | None:
         """The exponent of n in "seconds" or "peak_bytes" between the first length from `least` on and the last."""
-        found = [row for length in self.lengths(kind) if length >= least and (row := self.row(name, kind, length))]
-        if len(found) < 2 or not found[0][what] or not found[-1][what]:
+        rows = [self.row(name, kind, length) for length in self.lengths(kind) if length >= least]
+        found = [row for row in rows if row is not None and row[what]]
+        if len(found) < 2:
             return None
         first, last = found[0], found[-1]
         return math.log(last[what] / first[what]) / math.log(last["length"] / first["length"])
@@ -70,16 +71,18 @@ def speedup_table(bench: AttentionBench, kind: str) -> list[list[str]]:
 
 def memory_table(bench: AttentionBench, kind: str) -> list[list[str]]:
     """Header and rows: peak additional memory in MB, and relative to the baseline."""
-    lengths = bench.lengths(kind)
+    probed = [row for row in bench.content["rows"] if row["pass"] == kind and row["peak_bytes"] is not None]
+    lengths = sorted({row["length"] for row in probed})
     body = []
     for name in bench.names(kind):
-        cells = []
-        for length in lengths:
-            row = bench.row(name, kind, length)
-            measured = row is not None and row["peak_bytes"] is not None
-            cells.append(f"{row['peak_bytes'] / 1e6:.0f} ({row['memory_ratio']:.2f}x)" if row and measured else "")
-        body.append([name, *cells])
-    return [["", *(f"n = {length}" for length in lengths)], *body]
+        taken = {row["length"]: row for row in probed if row["name"] == name}
+        cells = [
+            f"{row['peak_bytes'] / 1e6:.0f} ({row['memory_ratio']:.2f}x)" if (row := taken.get(n)) else ""
+            for n in lengths
+        ]
+        growth = bench.growth(name, kind, "peak_bytes", least=lengths[-2] if len(lengths) > 1 else 0)
+        body.append([name, *cells, "" if growth is None else f"n^{growth:.2f}"])
+    return [["", *(f"n = {length}" for length in lengths), "growth"], *body]
 
 
 def markdown(table: list[list[str]]) -> str:

@@ -30,9 +30,20 @@ class Plan:
     """Contenders beside the baseline; None for all."""
     rounds: int = 5
     """Rounds in which all take turns; fewer where one round takes longer than a minute."""
-    memory: bool = True
+    memory_lengths: tuple[int, ...] | None = None
+    """Where peak memory is measured too, one process for each contender; None for every length. Never for decoding: one
+    token takes less than a process's memory fluctuates."""
     seconds: float = 20.0
     """A contender (not the baseline) that would take longer for a single run at a length is not asked for it."""
+
+    def probes(self, kind: Pass, length: int) -> bool:
+        """Whether memory is measured."""
+        return kind != "decode" and (self.memory_lengths is None or length in self.memory_lengths)
+
+    def steps(self, contenders: int) -> int:
+        """How many steps a progress bar counts at most."""
+        kinds = [(kind, length) for kind in self.passes for length in self.lengths]
+        return contenders * (1 + sum(1 + self.probes(kind, length) for kind, length in kinds))
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,7 @@ class Step:
 def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
     """The result file's content: environment, sizes, and a row for each contender, pass and length."""
     entrants = choose(contenders(workload), plan.names)
-    report = Reporter(
-        on_step, total=len(entrants) + len(plan.passes) * len(plan.lengths) * len(entrants) * (1 + plan.memory)
-    )
+    report = Reporter(on_step, total=plan.steps(len(entrants)))
     faults: dict[str, str] = {}
     for name, entrant in entrants.items():
         report.step(f"checking {name}")
@@ -142,9 +151,10 @@ def measure_length(
     report.step(f"{kind}, n = {work.length}: timed", steps=len(asked))
     del inputs, runs
     rows: list[dict[str, Any]] = []
+    probes = plan.probes(kind, work.length)
     for name in asked:
-        report.step(f"{kind}, n = {work.length}: memory of {name}", steps=int(plan.memory))
-        taken = peak_bytes(name, kind, work) if plan.memory else None
+        report.step(f"{kind}, n = {work.length}: memory of {name}", steps=int(probes))
+        taken = peak_bytes(name, kind, work) if probes else None
         rows.append(
             {
                 "name": name,
