@@ -41,7 +41,9 @@ sanitize: setup
 	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py -k "accurate"
 
-# What is measured, and the README's tables and pictures from it. Wants a quiet machine and a quarter of an hour.
+# What is measured, and the README's tables and pictures from it. Wants a quiet machine and twenty minutes. Peers of the
+# benchmark take part if they are installed: pip install --no-deps local-attention x-transformers entmax einops einx loguru
+# native-sparse-attention-pytorch rotary-embedding-torch hyper-connections torch-einops-utils jaxtyping
 results: setup
 	$(BIN)/varifocal check --json results/conformance.json
 	$(BIN)/varifocal bench attention --lengths 1024,2048,4096,8192,32768 --memory-at 4096,8192,32768 \

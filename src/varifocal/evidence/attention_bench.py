@@ -60,7 +60,7 @@ def read_attention_bench(path: Path) -> AttentionBench:
 def speedup_table(bench: AttentionBench, kind: str) -> list[list[str]]:
     """Header and rows: the speed of each contender relative to the baseline, by length, and its growth."""
     lengths = bench.lengths(kind)
-    header = ["", *(f"n = {length}" for length in lengths), "growth"]
+    header = ["n =", *(str(length) for length in lengths), "growth"]
     body = []
     for name in bench.names(kind):
         cells = [f"{row['speedup']:.2f}x" if (row := bench.row(name, kind, n)) else "" for n in lengths]
@@ -82,7 +82,7 @@ def memory_table(bench: AttentionBench, kind: str) -> list[list[str]]:
         ]
         growth = bench.growth(name, kind, "peak_bytes", least=lengths[-2] if len(lengths) > 1 else 0)
         body.append([name, *cells, "" if growth is None else f"n^{growth:.2f}"])
-    return [["", *(f"n = {length}" for length in lengths), "growth"], *body]
+    return [["n =", *(str(length) for length in lengths), "growth"], *body]
 
 
 def markdown(table: list[list[str]]) -> str:
