@@ -1,0 +1,53 @@
+"""Qwen3's attention with a mechanism between its projections."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
+
+from varifocal.attention.mechanisms import MechanismOutput, make_mechanism
+from varifocal.model.cache import update_cache
+from varifocal.model.config import VarifocalConfig
+from varifocal.model.text_layout import TextLayout
+
+
+class VarifocalAttention(Qwen3Attention):
+    """Projections, norms and rotary embedding are Qwen3's, with its names; the mechanism's are under `mechanism`."""
+
+    def __init__(self, config: VarifocalConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        if config.qkv_bias and not config.attention_bias:
+            for name in ("q_proj", "k_proj", "v_proj"):
+                plain = getattr(self, name)
+                setattr(self, name, nn.Linear(plain.in_features, plain.out_features, bias=True))
+        if not config.qk_norm:
+            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+        name, options = config.layer_mechanism(layer_idx)
+        self.mechanism = make_mechanism(name, config.head_shape(), **options)
+
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], layout: TextLayout, cache: Cache | None
+    ) -> MechanismOutput:
+        """The layer's attention of its normed input x [B, T, C]; the result's output is [B, T, C] too.
+
+        Args:
+            x: the normed input.
+            rotary: cosines and sines [B or 1, T, D].
+            layout: where the tokens stand.
+            cache: takes their keys and values, if it is not None.
+        """
+        heads = (*x.shape[:2], -1, self.head_dim)
+        q = self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2)  # [B, H, T, D]
+        k = self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2)  # [B, G, T, D]
+        v = self.v_proj(x).view(heads).transpose(1, 2)
+        q, k = apply_rotary_pos_emb(q, k, *rotary)
+        # Under autocast the norms' weights widen q and k, and not v.
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        memory = None
+        if cache is not None:
+            memory = self.mechanism.remember(x, q, k)
+            k, v, memory = update_cache(cache, self.layer_idx, k, v, memory=memory, total=layout.total)
+        attended = self.mechanism(x, q, k, v, memory=memory, documents=layout.documents_of_last(k.shape[2]))
+        output = self.o_proj(attended.output.transpose(1, 2).flatten(2))
+        return MechanismOutput(output, attended.losses, attended.records)

@@ -1,0 +1,127 @@
+"""The config of the language model: Qwen3's own, and the mechanism of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from huggingface_hub.dataclasses import strict
+from transformers import Qwen3Config
+
+from varifocal.attention.mechanisms import HeadShape, MechanismConfig
+from varifocal.attention.mechanisms.bigbird import BigBirdConfig
+from varifocal.attention.mechanisms.context_adaptive import ContextAdaptiveConfig
+from varifocal.attention.mechanisms.local import LocalConfig
+from varifocal.attention.mechanisms.registry import config_from_options, mechanism_type, options_from_config
+
+
+class LayerMechanism(NamedTuple):
+    """What one layer attends with."""
+
+    name: str
+    """The stem of the mechanism."""
+    options: dict[str, Any]
+    """All of its options, ready for make_mechanism and for JSON."""
+
+
+@strict
+class VarifocalConfig(Qwen3Config):
+    """Qwen3's config with a mechanism in every layer.
+
+    `mechanism` names one for all layers, or one for each. `mechanism_options` are the options of that one; for a list
+    of mechanisms they are a list of the same length, or a dict from mechanism to options. Options that are not given
+    are filled in, so that a saved model does not change when a default does.
+    """
+
+    model_type = "varifocal"
+    keys_to_ignore_at_inference = ["past_key_values", "cross_entropy", "auxiliary_losses", "records"]  # noqa: RUF012
+
+    mechanism: str | list[str] = "dense"
+    mechanism_options: dict[str, Any] | list[dict[str, Any]] | None = None
+    qk_norm: bool = True
+    """RMS norms of queries and keys, as in Qwen3; Qwen2 and Llama have none."""
+    qkv_bias: bool = False
+    """Biases of the query, key and value projections, as in Qwen2. `attention_bias` adds the output's to them."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        check_heads(self)
+        self.mechanism_options = complete_options(self.mechanism, self.mechanism_options, self.num_hidden_layers)
+        # The cache of transformers asks these two which layers need only their last tokens. A window of ours counts the
+        # query's own key, and so does its sliding window. Layers of unequal windows all keep the widest one.
+        reaches = [reach(config_from_options(*self.layer_mechanism(layer))) for layer in range(self.num_hidden_layers)]
+        self.layer_types = ["full_attention" if one is None else "sliding_attention" for one in reaches]
+        self.sliding_window = max((one for one in reaches if one is not None), default=None)
+
+    def layer_mechanism(self, layer: int) -> LayerMechanism:
+        """The mechanism of a layer. Where layers share their options, each draws random blocks of its own."""
+        name = self.mechanism if isinstance(self.mechanism, str) else self.mechanism[layer]
+        options = self.mechanism_options
+        if isinstance(options, Sequence):
+            return LayerMechanism(name, dict(options[layer]))
+        assert options is not None
+        shared = dict(options if isinstance(self.mechanism, str) else options[name])
+        if mechanism_type(name).config_type is BigBirdConfig:
+            shared["seed"] += layer
+        return LayerMechanism(name, shared)
+
+    def head_shape(self) -> HeadShape:
+        """C, H, G and D of every layer."""
+        return HeadShape(
+            model_width=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_key_value_heads,
+            head_width=self.head_dim,
+        )
+
+
+def check_heads(config: VarifocalConfig) -> None:
+    """ValueError unless the layers' sizes are those of an attention."""
+    if config.num_hidden_layers < 1:
+        raise ValueError(f"num_hidden_layers must be at least 1, got {config.num_hidden_layers}")
+    if config.attention_dropout:
+        raise ValueError(f"attention_dropout must be 0, got {config.attention_dropout}; no kernel here drops pairs")
+    config.head_shape()
+
+
+def complete_options(mechanism: str | list[str], options: Any, layers: int) -> dict[str, Any] | list[dict[str, Any]]:
+    """The options of VarifocalConfig with every default written out, or a ValueError that says what is wrong."""
+    if isinstance(mechanism, str):
+        if options is not None and not isinstance(options, Mapping):
+            raise ValueError(
+                f"mechanism_options of the one mechanism {mechanism!r} must be a dict of its options, got {options!r}"
+            )
+        return complete(mechanism, options or {})
+    if len(mechanism) != layers:
+        raise ValueError(f"mechanism lists {len(mechanism)} layers, but num_hidden_layers is {layers}")
+    if isinstance(options, Sequence) and not isinstance(options, str):
+        if len(options) != layers:
+            raise ValueError(f"mechanism_options lists {len(options)} layers, but num_hidden_layers is {layers}")
+        return [complete(name, one) for name, one in zip(mechanism, options, strict=True)]
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise ValueError(
+            "mechanism_options must be a list with a dict for each layer, or a dict from mechanism to its options, "
+            f"got {options!r}"
+        )
+    for name in options:
+        if name not in mechanism:
+            present = ", ".join(dict.fromkeys(mechanism))
+            raise ValueError(f"mechanism_options names {name!r}, which no layer has; the layers have {present}")
+    return {name: complete(name, options.get(name, {})) for name in dict.fromkeys(mechanism)}
+
+
+def complete(name: str, options: Any) -> dict[str, Any]:
+    """The options of one mechanism with its defaults written out."""
+    if not isinstance(options, Mapping):
+        raise ValueError(f"the options of mechanism {name!r} must be a dict, got {options!r}")
+    return options_from_config(config_from_options(name, options))
+
+
+def reach(config: MechanismConfig) -> int | None:
+    """How many keys back, its own included, a query of this mechanism ever looks; None if it may be all."""
+    if isinstance(config, LocalConfig) and not config.global_tokens:
+        return config.window
+    if isinstance(config, ContextAdaptiveConfig) and config.reads == "local":
+        return config.window_max
+    return None
