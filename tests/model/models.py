@@ -62,7 +62,8 @@ def small_model(variant: str = "dense", *, seed: int = 0, **changes: Any) -> Var
         for name, parameter in model.named_parameters():
             if "mechanism" in name:
                 parameter.add_(torch.randn_like(parameter), alpha=0.5)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def random_tokens(batch: int, length: int, *, seed: int = 1) -> Tensor:

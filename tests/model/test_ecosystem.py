@@ -72,7 +72,7 @@ def test_dense_loss_and_gradients_equal_those_of_transformers(case: Any) -> None
 
 def test_local_equals_the_sliding_window_layers_of_qwen3() -> None:
     sliding = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
-    case = ("Qwen3 sliding", Qwen3Config, Qwen3ForCausalLM, sliding, {})
+    case: Any = ("Qwen3 sliding", Qwen3Config, Qwen3ForCausalLM, sliding, {})
     theirs, ours = both(case, variant="local window")
     tokens = random_tokens(2, 24)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_local_equals_the_sliding_window_layers_of_qwen3() -> None:
 
 def test_local_does_not_equal_a_sliding_window_that_is_one_key_wider() -> None:
     sliding = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 0}
-    case = ("Qwen3 sliding", Qwen3Config, Qwen3ForCausalLM, sliding, {})
+    case: Any = ("Qwen3 sliding", Qwen3Config, Qwen3ForCausalLM, sliding, {})
     theirs, ours = both(case, variant="local window")
     tokens = random_tokens(2, 24)
     with torch.no_grad():
