@@ -3,11 +3,13 @@
 Importing this registers it with transformers' AutoConfig, AutoModel and AutoModelForCausalLM.
 """
 
+from varifocal.model.checkpoints import load_model
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM, VarifocalModel, VarifocalPreTrainedModel
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
+from varifocal.model.presets import PRESETS, preset
 
 __all__ = [
-    "VarifocalCausalLMOutput", "VarifocalConfig", "VarifocalForCausalLM", "VarifocalModel", "VarifocalModelOutput",
-    "VarifocalPreTrainedModel",
+    "PRESETS", "VarifocalCausalLMOutput", "VarifocalConfig", "VarifocalForCausalLM", "VarifocalModel",
+    "VarifocalModelOutput", "VarifocalPreTrainedModel", "load_model", "preset",
 ]  # fmt: skip

@@ -79,6 +79,9 @@ def check_heads(config: VarifocalConfig) -> None:
     """ValueError unless the layers' sizes are those of an attention."""
     if config.num_hidden_layers < 1:
         raise ValueError(f"num_hidden_layers must be at least 1, got {config.num_hidden_layers}")
+    for name in ("qk_norm", "qkv_bias"):
+        if not isinstance(getattr(config, name), bool):
+            raise ValueError(f"{name} must be True or False, got {getattr(config, name)!r}")
     if config.attention_dropout:
         raise ValueError(f"attention_dropout must be 0, got {config.attention_dropout}; no kernel here drops pairs")
     config.head_shape()
@@ -92,11 +95,13 @@ def complete_options(mechanism: str | list[str], options: Any, layers: int) -> d
                 f"mechanism_options of the one mechanism {mechanism!r} must be a dict of its options, got {options!r}"
             )
         return complete(mechanism, options or {})
+    if not isinstance(mechanism, Sequence) or not all(isinstance(name, str) for name in mechanism):
+        raise ValueError(f"mechanism must be a name, or a list with a name for each layer, got {mechanism!r}")
     if len(mechanism) != layers:
-        raise ValueError(f"mechanism lists {len(mechanism)} layers, but num_hidden_layers is {layers}")
+        raise ValueError(f"mechanism must list a name for each of the {layers} layers, got {len(mechanism)}")
     if isinstance(options, Sequence) and not isinstance(options, str):
         if len(options) != layers:
-            raise ValueError(f"mechanism_options lists {len(options)} layers, but num_hidden_layers is {layers}")
+            raise ValueError(f"mechanism_options must list a dict for each of the {layers} layers, got {len(options)}")
         return [complete(name, one) for name, one in zip(mechanism, options, strict=True)]
     options = {} if options is None else options
     if not isinstance(options, Mapping):

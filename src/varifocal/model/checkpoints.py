@@ -1,0 +1,107 @@
+"""Loads a saved model completely, or says in one sentence why it cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers.utils import logging
+
+from varifocal.model.config import VarifocalConfig
+from varifocal.model.modeling import VarifocalForCausalLM
+
+
+def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> VarifocalForCausalLM:
+    """The model saved in a folder by save_pretrained, in evaluation mode.
+
+    transformers' from_pretrained fills in what a checkpoint lacks with random numbers; here that is a ValueError.
+
+    Args:
+        path: the folder.
+        dtype: of the weights; None for the one they were saved in.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    try:
+        with only_errors():
+            model, report = VarifocalForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype="auto" if dtype is None else dtype,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
+        raise ValueError(f"the weights in {folder} cannot be read: {one_line(error)}") from error
+    check_report(folder, report)
+    loaded: VarifocalForCausalLM = model.eval()
+    return loaded
+
+
+def read_config(folder: Path) -> VarifocalConfig:
+    """The config of a model's folder; ValueError unless it is one of ours."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} holds no model: there is no config.json in it")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {one_line(error)}") from error
+    if not isinstance(values, dict) or values.get("model_type") != VarifocalConfig.model_type:
+        kind = values.get("model_type") if isinstance(values, dict) else None
+        raise ValueError(f"{file} is of a model of type {kind!r}, expected {VarifocalConfig.model_type!r}")
+    try:
+        config: VarifocalConfig = VarifocalConfig.from_dict(values)
+    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
+        raise ValueError(f"{file}: {one_line(error)}") from error
+    return config
+
+
+def check_report(folder: Path, report: dict[str, Any]) -> None:
+    """ValueError if a tensor was missing, unknown or of another shape."""
+    mismatched = [
+        f"{name} has shape {tuple(found)} and should have {tuple(wanted)}"
+        for name, found, wanted in sorted(report["mismatched_keys"])
+    ]
+    if mismatched:
+        raise ValueError(f"the weights in {folder} are of another size than its config says: {some(mismatched)}")
+    if report["missing_keys"]:
+        raise ValueError(f"the weights in {folder} are incomplete, these are missing: {some(report['missing_keys'])}")
+    if report["unexpected_keys"]:
+        raise ValueError(
+            f"the weights in {folder} hold what a model of its config does not have: {some(report['unexpected_keys'])}"
+        )
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """The first few of the names, and how many more there are."""
+    names = sorted(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, without line breaks."""
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Keeps transformers from printing tables about what it loads: the report is checked instead."""
+    before = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,117 @@
+"""Models by name, and each mechanism's options scaled to their context."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from varifocal.attention.mechanisms.registry import nearest
+from varifocal.model.config import VarifocalConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """The sizes of a model."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    feed_forward: int
+    context: int
+    """Tokens of a training text."""
+    window: int
+    """Keys of a local branch; the papers' 256 for their contexts."""
+
+
+PRESETS: dict[str, Preset] = {
+    "qwen-134m": Preset(
+        vocabulary=151_936, width=512, layers=12, heads=12, kv_heads=6, head_width=128, feed_forward=1536,
+        context=2048, window=256,
+    ),
+    "qwen-132m": Preset(
+        vocabulary=151_936, width=512, layers=12, heads=12, kv_heads=6, head_width=128, feed_forward=1408,
+        context=2048, window=256,
+    ),
+    "small": Preset(
+        vocabulary=8192, width=256, layers=8, heads=8, kv_heads=4, head_width=32, feed_forward=768,
+        context=1024, window=128,
+    ),
+    "tiny": Preset(
+        vocabulary=4096, width=128, layers=4, heads=4, kv_heads=2, head_width=32, feed_forward=384,
+        context=512, window=64,
+    ),
+}  # fmt: skip
+"""The papers' model in its two readings, and two that train on a laptop in minutes."""
+
+
+def preset(
+    name: str,
+    *,
+    mechanism: str | list[str] = "dense",
+    vocab_size: int | None = None,
+    **overrides: Any,
+) -> VarifocalConfig:
+    """The config of a named model.
+
+    Args:
+        name: one of PRESETS.
+        mechanism: one for all layers, or a list with one for each.
+        vocab_size: the tokenizer's, if it is not the preset's.
+        overrides: fields of VarifocalConfig. Options in `mechanism_options` are laid over those of the preset,
+            which follow `max_position_embeddings` if that is given.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}{nearest(name, PRESETS)}; known are {', '.join(PRESETS)}")
+    chosen = PRESETS[name]
+    chosen = replace(chosen, context=overrides.pop("max_position_embeddings", chosen.context))
+    given = overrides.pop("mechanism_options", None)
+    fields: dict[str, Any] = {
+        "vocab_size": chosen.vocabulary if vocab_size is None else vocab_size,
+        "hidden_size": chosen.width,
+        "num_hidden_layers": chosen.layers,
+        "num_attention_heads": chosen.heads,
+        "num_key_value_heads": chosen.kv_heads,
+        "head_dim": chosen.head_width,
+        "intermediate_size": chosen.feed_forward,
+        "max_position_embeddings": chosen.context,
+        "tie_word_embeddings": True,
+        # The base of Qwen3's own checkpoints; its config class defaults to another.
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    options: Any
+    if isinstance(mechanism, str):
+        options = scaled_options(mechanism, chosen) | (given or {})
+    elif isinstance(given, list):
+        options = [scaled_options(one, chosen) | more for one, more in zip(mechanism, given, strict=True)]
+    else:
+        options = {one: scaled_options(one, chosen) | (given or {}).get(one, {}) for one in mechanism}
+    return VarifocalConfig(**(fields | {"mechanism": mechanism, "mechanism_options": options} | overrides))
+
+
+def scaled_options(mechanism: str, sizes: Preset) -> dict[str, Any]:
+    """The options of a mechanism that depend on the context; the others keep their defaults.
+
+    Windows follow the preset's. Lengths that the papers set near the square root of the context (segments, strides) are
+    the power of two at it or above, and blocks are as long. k grows with the square root by itself. The indexer's rank
+    is a quarter of a head.
+    """
+    window = sizes.window
+    root = 2 ** math.ceil(math.log2(math.sqrt(sizes.context)))
+    block = min(64, root)
+    scaled: dict[str, dict[str, Any]] = {
+        "local": {"window": window},
+        "combiner": {"segment": root},
+        "dynamic_sparse": {"block": block, "rank": max(4, sizes.head_width // 4)},
+        "context_adaptive": {
+            "window_min": window, "window_max": 2 * window, "edge": max(8, window // 8), "block": block,
+        },
+        "head_gated": {"window": window},
+        "sparse_geometric": {"stride": root},
+        "bigbird": {"window": 3 * window // 4, "global_tokens": window // 2, "block": window // 4},
+        "sparse_transformer": {"stride": root},
+    }  # fmt: skip
+    return scaled.get(mechanism, {})
