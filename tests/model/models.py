@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varifocal import MECHANISMS
+from varifocal import MECHANISMS, Mechanism
 from varifocal.model import VarifocalConfig, VarifocalForCausalLM
 
 VOCABULARY = 61
@@ -66,6 +66,17 @@ def small_model(variant: str = "dense", *, seed: int = 0, **changes: Any) -> Var
     return model
 
 
+def mechanisms(model: VarifocalForCausalLM) -> list[Any]:
+    """The mechanism of each layer."""
+    return [module for module in model.modules() if isinstance(module, Mechanism)]
+
+
 def random_tokens(batch: int, length: int, *, seed: int = 1) -> Tensor:
     """Token ids [B, T]."""
     return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def saved_fields(config: VarifocalConfig) -> dict[str, Any]:
+    """What config.json holds, without what belongs to the file and not to the model."""
+    fields: dict[str, Any] = config.to_dict()
+    return {name: value for name, value in fields.items() if name not in ("_name_or_path", "dtype", "architectures")}

@@ -33,7 +33,7 @@ def cached_logits(model: VarifocalForCausalLM, tokens: Tensor, chunks: list[int]
     """The logits of tokens that arrive in chunks of the given lengths."""
     found = []
     with torch.no_grad():
-        for chunk in tokens.split(chunks, dim=1):
+        for chunk in torch.split(tokens, chunks, dim=1):
             found.append(model(chunk, past_key_values=cache).logits)
     return torch.cat(found, dim=1)
 

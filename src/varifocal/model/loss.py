@@ -27,8 +27,11 @@ def next_token_labels(labels: Tensor, documents: Tensor | None) -> Tensor:
     return following
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """The summed cross entropy, in float32, of the logits hidden . weight^T against the labels that are not IGNORED.
+
+    The gradients are formed together with the loss, so backward can run once only.
 
     Args:
         hidden: [N, C].
@@ -38,45 +41,53 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     counted = labels != IGNORED
     if not bool(counted.all()):
         hidden, labels = hidden[counted], labels[counted]
+    if labels.numel():
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= len(weight):
+            raise ValueError(f"labels must be {IGNORED} or lie in 0..{len(weight) - 1}, got {low}..{high}")
     return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Forms the gradients in the forward pass, while the logits of some rows exist; backward only scales them."""
+    """Walks over the rows: while the logits of some exist, it takes from them all that is ever needed."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        ctx.dtypes = hidden.dtype, weight.dtype
         want_hidden, want_weight, _ = ctx.needs_input_grad
         loss = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if want_weight else None
+        product = hidden.new_empty(min(ROWS_AT_A_TIME, len(hidden)), len(weight))
         for begin in range(0, len(hidden), ROWS_AT_A_TIME):
             part = slice(begin, begin + ROWS_AT_A_TIME)
             rows, targets = hidden[part], labels[part, None]
-            logits = (rows @ weight.mT).float()
+            logits = torch.mm(rows, weight.mT, out=product[: len(rows)]).float()
             highest = logits.amax(dim=-1, keepdim=True)
             loss += (highest - logits.gather(1, targets)).sum()
             total = logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
             loss += total.log().sum()
-            if not want_hidden and not want_weight:
+            if grad_hidden is None and grad_weight is None:
                 continue
-            gradient = logits.div_(total)  # softmax, and less 1 at the target
-            gradient.scatter_add_(1, targets, torch.full_like(total, -1.0))
-            gradient = gradient.to(hidden.dtype)
+            # The gradient of the logits: softmax, less 1 at the target.
+            gradient = logits.div_(total).scatter_add_(1, targets, torch.full_like(total, -1.0)).to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = gradient @ weight
+                torch.mm(gradient, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                grad_weight += (gradient.mT @ rows).float()
+                if grad_weight.dtype == rows.dtype:
+                    grad_weight.addmm_(gradient.mT, rows)
+                else:
+                    grad_weight += gradient.mT @ rows
         ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.weight_dtype = weight.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        # In place: a second copy of the weight's gradient is as large as the model. torch sees the change and
+        # refuses to run this a second time.
         hidden, weight = ctx.saved_tensors
-        hidden_dtype, weight_dtype = ctx.dtypes
         return (
-            None if hidden is None else (hidden * gradient).to(hidden_dtype),
-            None if weight is None else (weight * gradient).to(weight_dtype),
+            None if hidden is None else hidden.mul_(gradient),
+            None if weight is None else weight.mul_(gradient).to(ctx.weight_dtype),
             None,
         )

@@ -64,6 +64,11 @@ class VarifocalPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = False
     _can_compile_fullgraph = False
 
+    def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
+        # Of custom code, transformers passes over modules without parameters of their own: mechanisms would keep the
+        # weights that it gave to their parts.
+        super()._initialize_weights(module, is_custom_code=False)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """transformers' own start for what is Qwen's, the mechanisms' own for theirs; loaded values stay."""

@@ -1,0 +1,123 @@
+"""The loss without logits: equal to cross entropy over all of them, in value and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.model.models import random_tokens, small_model
+from varifocal.model import loss as loss_file
+from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
+
+
+def inputs(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, 12, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(37, 12, generator=generator).to(dtype).requires_grad_()
+    return hidden, weight, torch.randint(0, 37, (rows,), generator=generator)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 30])
+def test_loss_and_gradients_are_those_of_all_logits(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_file, "ROWS_AT_A_TIME", 8)
+    hidden, weight, labels = inputs(rows)
+    found = linear_cross_entropy(hidden, weight, labels)
+    gradients = torch.autograd.grad(found * 0.3, (hidden, weight))
+    expected = F.cross_entropy(hidden @ weight.mT, labels, reduction="sum")
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected * 0.3, (hidden, weight)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_ignored_labels_count_for_nothing() -> None:
+    hidden, weight, labels = inputs(20)
+    labels[3:9] = IGNORED
+    found = linear_cross_entropy(hidden, weight, labels)
+    gradients = torch.autograd.grad(found, (hidden, weight))
+    expected = F.cross_entropy(hidden @ weight.mT, labels, reduction="sum")
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected, (hidden, weight)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_nothing_to_predict_is_loss_and_gradient_zero() -> None:
+    hidden, weight, labels = inputs(4)
+    found = linear_cross_entropy(hidden, weight, torch.full_like(labels, IGNORED))
+    gradients = torch.autograd.grad(found, (hidden, weight))
+    assert found == 0
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_logits_of_any_size_give_a_finite_loss() -> None:
+    hidden, weight, labels = inputs(8)
+    found = linear_cross_entropy(hidden * 1e4, weight, labels)
+    torch.testing.assert_close(found, F.cross_entropy(hidden @ weight.mT * 1e4, labels, reduction="sum"))
+
+
+def test_frozen_weight_gets_no_gradient() -> None:
+    hidden, weight, labels = inputs(8)
+    (gradient,) = torch.autograd.grad(linear_cross_entropy(hidden, weight.detach(), labels), (hidden,))
+    (expected,) = torch.autograd.grad(F.cross_entropy(hidden @ weight.mT, labels, reduction="sum"), (hidden,))
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_second_backward_is_refused() -> None:
+    hidden, weight, labels = inputs(8)
+    found = linear_cross_entropy(hidden, weight, labels)
+    found.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.backward()
+
+
+def test_label_outside_the_vocabulary_is_explained() -> None:
+    hidden, weight, labels = inputs(8)
+    labels[2] = 37
+    with pytest.raises(ValueError, match=r"-100 or lie in 0\.\.36, got 0\.\.37|got \d+\.\.37"):
+        linear_cross_entropy(hidden, weight, labels)
+
+
+def test_labels_are_those_of_the_following_tokens() -> None:
+    labels = torch.tensor([[1, 2, 3, 4]])
+    assert next_token_labels(labels, None).tolist() == [[2, 3, 4, IGNORED]]
+
+
+def test_no_document_predicts_the_first_token_of_the_next() -> None:
+    labels, documents = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[0, 0, 1, 1, -1]])
+    assert next_token_labels(labels, documents).tolist() == [[2, IGNORED, 4, IGNORED, IGNORED]]
+
+
+def test_padding_is_not_predicted() -> None:
+    labels, documents = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[-1, -1, 0, 0, 0]])
+    assert next_token_labels(labels, documents).tolist() == [[IGNORED, IGNORED, 4, 5, IGNORED]]
+
+
+def test_loss_of_packed_documents_is_the_loss_of_each_alone() -> None:
+    model, first, second = small_model("head_gated"), random_tokens(1, 9), random_tokens(1, 15, seed=2)
+    packed = torch.cat((first, second), dim=1)
+    documents = torch.tensor([[0] * 9 + [1] * 15])
+    positions = torch.cat((torch.arange(9), torch.arange(15)))[None]
+    with torch.no_grad():
+        alone = (model(first, labels=first).loss * 8 + model(second, labels=second).loss * 14) / 22
+        torch.testing.assert_close(model(packed, labels=packed, documents=documents).loss, alone)
+        torch.testing.assert_close(model(packed, labels=packed, position_ids=positions).loss, alone)
+
+
+def test_loss_of_a_padded_text_is_the_loss_of_the_text() -> None:
+    model, tokens = small_model("context_adaptive"), random_tokens(1, 12)
+    padded = torch.cat((random_tokens(1, 4, seed=3), tokens), dim=1)
+    mask = torch.ones_like(padded)
+    mask[:, :4] = 0
+    with torch.no_grad():
+        found = model(padded, labels=padded, attention_mask=mask).loss
+        torch.testing.assert_close(found, model(tokens, labels=tokens).loss)
+
+
+def test_labels_leave_out_the_logits_unless_they_are_asked_for() -> None:
+    model, tokens = small_model(), random_tokens(2, 12)
+    with torch.no_grad():
+        assert model(tokens, labels=tokens).logits is None
+        assert model(tokens, labels=tokens, logits_to_keep=3).logits.shape[1] == 3
+        assert model(tokens, labels=tokens, logits_to_keep=0).logits.shape[1] == 12
+        assert model(tokens).logits.shape[1] == 12
