@@ -1,0 +1,50 @@
+"""A permutation of any number of rows that is computed, not stored: entry by entry, from seed and epoch."""
+
+from __future__ import annotations
+
+import numpy
+from numpy.typing import ArrayLike, NDArray
+
+ROUNDS = 6
+"""Four rounds of a Feistel network already pass for random; short halves (small data) want more."""
+
+
+def shuffled(places: ArrayLike, *, count: int, seed: int, epoch: int) -> NDArray[numpy.int64]:
+    """The row numbers at these places of the shuffled order of 0 to count - 1.
+
+    A Feistel network permutes the next power of 4; a result of `count` or more is permuted again until it falls below,
+    which leaves a permutation of the first `count` numbers. Needs no memory and no other row.
+    """
+    values = numpy.asarray(places, dtype=numpy.int64)
+    if values.size and not 0 <= values.min() <= values.max() < count:
+        raise ValueError(f"places must lie in 0 to {count - 1}, got {values.min()} to {values.max()}")
+    half = numpy.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
+    keys = round_keys(seed, epoch)
+    result = feistel(values.astype(numpy.uint64), half, keys)
+    outside = result >= count
+    while outside.any():
+        result[outside] = feistel(result[outside], half, keys)
+        outside = result >= count
+    return result.astype(numpy.int64)
+
+
+def feistel(values: NDArray[numpy.uint64], half: numpy.uint64, keys: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+    """One pass over numbers of 2 * half bits."""
+    mask = (numpy.uint64(1) << half) - numpy.uint64(1)
+    left, right = values >> half, values & mask
+    for key in keys:
+        left, right = right, left ^ (mix(right + key) & mask)
+    return (left << half) | right
+
+
+def round_keys(seed: int, epoch: int) -> NDArray[numpy.uint64]:
+    """A key for each round, unlike for every seed and epoch."""
+    state = numpy.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, dtype=numpy.uint64)
+    return numpy.asarray(state, dtype=numpy.uint64)
+
+
+def mix(values: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
+    """The finalizer of SplitMix64: every bit of the result depends on every bit given."""
+    values = (values ^ (values >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
+    return values ^ (values >> numpy.uint64(31))
