@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import torch
@@ -109,6 +110,48 @@ def attention(
         from varifocal.evidence.attention_bench_plot import plot_attention_bench
 
         plot_attention_bench(result, plot, kind=plan.passes[0])
+
+
+@bench.command()
+def data(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DATA", help="A prepared data set. Default: random tokens.")
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="Lengths of the rows, separated by commas.")] = "512,2048,8192",
+    tokens: Annotated[int, typer.Option(min=1 << 16, help="Random tokens to make, without DATA.")] = 1 << 26,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Batches of 65,536 tokens in a turn.")] = 32,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Reading alone, on one core: packed and shuffled rows beside a plain numpy memmap slice, which is the limit.
+
+    Rows are compared with the slice before anything is timed. The files lie in the system's cache, as in training after
+    the first epoch.
+
+    [bold]Examples[/bold]
+
+      varifocal bench data
+
+      varifocal bench data data/sotu --lengths 1024 --json reading.json
+    """
+    from varifocal.bench.data.run import AIM, ReadingPlan, bench_data
+    from varifocal.bench.data.synthetic import write_synthetic
+    from varifocal.data import open_data
+    from varifocal.evidence.data_bench import reading_table
+
+    if json_file is not None:
+        require_folder(json_file)
+    plan = ReadingPlan(lengths=parse_lengths(lengths), rounds=rounds, steps=steps)
+    console = Console()
+    with TemporaryDirectory() as temporary, console.status("reading"):
+        prepared = write_synthetic(Path(temporary) / "data", tokens=tokens) if folder is None else open_data(folder)
+        result = bench_data(prepared, plan)
+    print_table(console, "million tokens a second on one core (and as a ratio)", reading_table(result))
+    console.print(f"{result['environment']['processor']}; the aim is {AIM / 1e6:.0f}", highlight=False)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(result, indent=1) + "\n")
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import varifocal
 from varifocal.cli.bench import bench
 from varifocal.cli.check import check
+from varifocal.cli.data import data
 from varifocal.cli.info import info
 
 app = typer.Typer(
@@ -29,6 +31,7 @@ app = typer.Typer(
 app.command()(check)
 app.command()(info)
 app.add_typer(bench, name="bench")
+app.add_typer(data, name="data")
 
 
 def show_version(wanted: bool) -> None:
@@ -52,5 +55,7 @@ def run() -> None:
     try:
         app()
     except (ValueError, OSError) as mistake:
-        Console(stderr=True).print(f"[bold red]varifocal:[/bold red] {mistake}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[bold red]varifocal:[/bold red] {escape(str(mistake))}", highlight=False, soft_wrap=True
+        )
         sys.exit(2)

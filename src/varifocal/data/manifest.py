@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from varifocal.data.checksums import CHUNK, DamagedDataError
+from varifocal.data.checksums import CHUNK, DamagedDataError, file_checksums
 from varifocal.data.files import write_durably
 from varifocal.data.splits import SPLITS
+
+if TYPE_CHECKING:
+    from varifocal.data.tokenizers import TextTokenizer
 
 NAME = "manifest.json"
 FORMAT = "varifocal data"
@@ -154,3 +159,40 @@ def read_manifest(folder: Path) -> Manifest:
         skipped=content["skipped"],
         versions=content["versions"],
     )
+
+
+def assemble(
+    folder: Path,
+    kind: str,
+    request: dict[str, Any],
+    tokenizer: TextTokenizer,
+    splits: dict[str, SplitEntry],
+    files: dict[str, FileEntry],
+    left_out: dict[str, int],
+) -> Manifest:
+    """The manifest of the files in the folder and the tokenizer beside them."""
+    path = folder / "tokenizer.json"
+    entry = FileEntry(size=path.stat().st_size, checksums=file_checksums(path))
+    return Manifest(
+        kind=kind,
+        source=request,
+        tokenizer=TokenizerEntry(
+            name=tokenizer.name,
+            file=path.name,
+            fingerprint=tokenizer.fingerprint,
+            vocabulary=tokenizer.vocabulary,
+            end_token=tokenizer.end_token,
+            end=tokenizer.end,
+        ),
+        token_bytes=tokenizer.token_bytes,
+        splits=splits,
+        files={path.name: entry, **files},
+        skipped=left_out,
+        versions=versions(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide the data."""
+    names = ("varifocal", "datatrove", "tokenizers", "pyarrow", "numpy")
+    return {name: importlib.metadata.version(name) for name in names if importlib.util.find_spec(name)}

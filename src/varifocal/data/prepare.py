@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.metadata
 import json
 import os
 import shutil
@@ -18,16 +17,7 @@ from varifocal.data.checksums import DamagedDataError, file_checksums
 from varifocal.data.dataset import PreparedData, open_data
 from varifocal.data.executors import EXECUTORS, ExecutorName, make_executor, quiet
 from varifocal.data.files import explained, write_durably
-from varifocal.data.manifest import (
-    NAME,
-    FileEntry,
-    Manifest,
-    SplitEntry,
-    TokenizerEntry,
-    digest,
-    read_manifest,
-    write_manifest,
-)
+from varifocal.data.manifest import NAME, SplitEntry, assemble, digest, read_manifest, write_manifest
 from varifocal.data.reading import Invalid, PieceReader, read_span
 from varifocal.data.sources import Span, find_source, plan_pieces
 from varifocal.data.splits import SPLITS, Splits
@@ -178,13 +168,20 @@ def requested(options: Options) -> dict[str, Any]:
 def already_there(folder: Path, request: dict[str, Any]) -> Preparation:
     """The finished data set, if it is the one that was asked for."""
     manifest = read_manifest(folder)
-    if digest(manifest.source) != digest(request):
+    if identity(manifest.source) != identity(request):
         raise ValueError(
             f"{folder} already holds data prepared from {described(manifest.source)}; choose another folder, or remove "
             "it"
         )
     shutil.rmtree(folder / "preparation", ignore_errors=True)
     return Preparation(outcome="nothing to do", pieces=0, pieces_done=0, data=open_data(folder))
+
+
+def identity(request: dict[str, Any]) -> str:
+    """Stands for a request: the files, however the source was written, and the options."""
+    source = request.get("source")
+    files = source.get("files") if isinstance(source, dict) else source
+    return digest(request | {"source": files})
 
 
 def described(request: dict[str, Any]) -> str:
@@ -221,7 +218,7 @@ def planned(state: Path, request: dict[str, Any], plan: Callable[[], list[list[S
     path = state / "plan.json"
     if path.exists():
         content = json.loads(path.read_text(encoding="utf-8"))
-        if digest(content["request"]) != digest(request):
+        if identity(content["request"]) != identity(request):
             raise ValueError(
                 f"{state.parent} holds an unfinished preparation of {described(content['request'])}, or the source has "
                 "changed since; repeat that command, or remove the folder"
@@ -390,43 +387,6 @@ def finish(folder: Path, state: Path, request: dict[str, Any], tokenizer: TextTo
 
 def skipped(results: list[PieceResult]) -> dict[str, int]:
     return {"empty": sum(r.empty for r in results), "replaced": sum(r.replaced for r in results)}
-
-
-def assemble(
-    folder: Path,
-    kind: str,
-    request: dict[str, Any],
-    tokenizer: TextTokenizer,
-    splits: dict[str, SplitEntry],
-    files: dict[str, FileEntry],
-    left_out: dict[str, int],
-) -> Manifest:
-    """The manifest of the files in the folder and the tokenizer beside them."""
-    path = folder / "tokenizer.json"
-    entry = FileEntry(size=path.stat().st_size, checksums=file_checksums(path))
-    return Manifest(
-        kind=kind,
-        source=request,
-        tokenizer=TokenizerEntry(
-            name=tokenizer.name,
-            file=path.name,
-            fingerprint=tokenizer.fingerprint,
-            vocabulary=tokenizer.vocabulary,
-            end_token=tokenizer.end_token,
-            end=tokenizer.end,
-        ),
-        token_bytes=tokenizer.token_bytes,
-        splits=splits,
-        files={path.name: entry, **files},
-        skipped=left_out,
-        versions=versions(),
-    )
-
-
-def versions() -> dict[str, str]:
-    """Of the packages that decide the data."""
-    names = ("varifocal", "datatrove", "tokenizers", "pyarrow", "numpy")
-    return {name: importlib.metadata.version(name) for name in names}
 
 
 def usable_processors() -> int:

@@ -143,7 +143,7 @@ def find_tokenizer(name: str, *, end_token: str | None = None) -> TextTokenizer:
     if name.endswith(".json"):
         raise ValueError(f"there is no tokenizer file {name}; give the path of a tokenizer.json")
     if name.startswith("hub:") or name.count("/") == 1:
-        return load_tokenizer(hub_file(name.removeprefix("hub:")), name=name, end_token=end_token)
+        return parse_tokenizer(hub_file(name.removeprefix("hub:")), name=name, end_token=end_token)
     close = get_close_matches(name, known, n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ValueError(
@@ -154,12 +154,21 @@ def find_tokenizer(name: str, *, end_token: str | None = None) -> TextTokenizer:
 
 def load_tokenizer(path: Path, *, name: str, end_token: str | None = None) -> TextTokenizer:
     """The tokenizer in a tokenizer.json."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a tokenizer.json that can be read: {first_line(error)}") from error
+    return parse_tokenizer(content, name=name, end_token=end_token)
+
+
+def parse_tokenizer(content: str, *, name: str, end_token: str | None = None) -> TextTokenizer:
+    """The tokenizer that a tokenizer.json describes."""
     from tokenizers import Tokenizer
 
     try:
-        raw = Tokenizer.from_file(str(path))
+        raw = Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer.json that can be read: {first_line(error)}") from error
+        raise ValueError(f"tokenizer {name!r} is not a tokenizer.json that can be read: {first_line(error)}") from error
     return with_end(name, raw, end_token)
 
 
@@ -254,12 +263,16 @@ def package_folder(package: str, *, extra: str) -> Path:
     return Path(found.submodule_search_locations[0])
 
 
-def hub_file(repository: str) -> Path:
-    """The tokenizer.json of a repository on the hub, downloaded or from the hub's cache."""
-    from huggingface_hub import hf_hub_download
+def hub_file(repository: str) -> str:
+    """The tokenizer.json of a repository on the hub, from the hub's cache or over the network."""
+    from huggingface_hub import HfFileSystem, try_to_load_from_cache
 
     try:
-        return Path(hf_hub_download(repository, "tokenizer.json"))
+        cached = try_to_load_from_cache(repository, "tokenizer.json")
+        if isinstance(cached, str):
+            return Path(cached).read_text(encoding="utf-8")
+        with HfFileSystem().open(f"{repository}/tokenizer.json", "rb") as file:
+            return str(file.read().decode("utf-8"))
     except Exception as error:  # no connection, no such repository, no such file: the hub has a class for each
         raise ValueError(
             f"cannot get the tokenizer of {repository!r} from the hub ({first_line(error)}); without a connection, "

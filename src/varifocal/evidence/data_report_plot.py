@@ -1,0 +1,37 @@
+"""The picture of a data set: how long its documents are, and where its tokens lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def plot_data_report(report: dict[str, Any], path: Path) -> None:
+    """Shares of documents and of tokens by length of the document, with the window; PNG or SVG by the ending."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
+    for panel, what in zip(panels, ("documents", "tokens"), strict=True):
+        for number, (name, split) in enumerate(report["splits"].items()):
+            edges = [part["from"] for part in split["histogram"]] + [split["histogram"][-1]["to"] + 1]
+            shares = [part[what] / split[what] for part in split["histogram"]]
+            panel.stairs(shares, edges, label=name, color=f"C{number}", linewidth=1.8, fill=number == 0, alpha=0.7)
+        panel.axvline(
+            report["window"], color="black", linewidth=1.0, linestyle="--", label=f"window {report['window']}"
+        )
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel("tokens in the document")
+        panel.set_title(f"share of {what}", fontsize=11)
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=9)
+    first = next(iter(report["splits"].values()))
+    figure.suptitle(
+        f"{report['source']}, tokenizer {report['tokenizer']['name']}: {first['documents_longer_than_window']:.0%} of "
+        f"documents are longer than the window, {first['tokens_beyond_window']:.0%} of tokens lie beyond it",
+        fontsize=11,
+    )
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
