@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy
 from numpy.typing import NDArray
 
-from varifocal.data.order import shuffled
+from varifocal.data.order import stretch
 from varifocal.data.packing import PackedRows, Rows
 
 
@@ -67,8 +67,10 @@ class Batches:
             raise IndexError(f"step {step} of {self.steps}")
         epoch, within = divmod(step, self.steps_per_epoch)
         begin = (within * self.world_size + self.rank) * self.batch_size
-        places = numpy.arange(begin, min(begin + self.batch_size, len(self.rows)), dtype=numpy.int64)
-        return shuffled(places, count=len(self.rows), seed=self.seed, epoch=epoch) if self.shuffle else places
+        begin, end = min(begin, len(self.rows)), min(begin + self.batch_size, len(self.rows))
+        if not self.shuffle:
+            return numpy.arange(begin, end, dtype=numpy.int64)
+        return stretch(begin, end, count=len(self.rows), seed=self.seed, epoch=epoch)
 
     def at(self, step: int) -> Rows:
         """The rows of a step."""

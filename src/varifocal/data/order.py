@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
 ROUNDS = 6
 """Four rounds of a Feistel network already pass for random; short halves (small data) want more."""
+BLOCK = 4096
 
 
 def shuffled(places: ArrayLike, *, count: int, seed: int, epoch: int) -> NDArray[numpy.int64]:
@@ -26,6 +29,21 @@ def shuffled(places: ArrayLike, *, count: int, seed: int, epoch: int) -> NDArray
         result[outside] = feistel(result[outside], half, keys)
         outside = result >= count
     return result.astype(numpy.int64)
+
+
+def stretch(begin: int, end: int, *, count: int, seed: int, epoch: int) -> NDArray[numpy.int64]:
+    """The row numbers at the places begin to end of the shuffled order."""
+    if not 0 <= begin <= end <= count:
+        raise ValueError(f"places must lie in 0 to {count}, got {begin} to {end}")
+    blocks = [block(number, count, seed, epoch) for number in range(begin // BLOCK, -(-end // BLOCK))]
+    first = begin // BLOCK * BLOCK
+    return numpy.concatenate([*blocks, numpy.empty(0, dtype=numpy.int64)])[begin - first : end - first]
+
+
+@lru_cache(maxsize=16)
+def block(number: int, count: int, seed: int, epoch: int) -> NDArray[numpy.int64]:
+    """A part of the shuffled order; computing many places at once costs little more than computing a few."""
+    return shuffled(numpy.arange(number * BLOCK, min((number + 1) * BLOCK, count)), count=count, seed=seed, epoch=epoch)
 
 
 def feistel(values: NDArray[numpy.uint64], half: numpy.uint64, keys: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
