@@ -10,19 +10,20 @@ from typing import Annotated
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from varifocal.bench.attention.contenders import BASELINE
 from varifocal.bench.attention.run import DTYPES, PASSES, Pass, Plan, Step, bench_attention
 from varifocal.bench.attention.workload import Workload
+from varifocal.cli.bench_model import model
 from varifocal.cli.check import check_device
 from varifocal.cli.files import require_folder, write_atomically
+from varifocal.cli.numbers import parse_lengths
+from varifocal.cli.tables import print_table, progress_bar
 from varifocal.evidence.attention_bench import AttentionBench, memory_table, speedup_table
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
+bench.command()(model)
 
 
 @bench.callback()
@@ -95,7 +96,7 @@ def attention(
         dtype=DTYPES[dtype],
         device=torch.device(device),
     )
-    progress = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True)
+    progress = progress_bar()
     with progress:
         task = progress.add_task("starting", total=None)
 
@@ -154,17 +155,6 @@ def data(
         write_atomically(json_file, json.dumps(result, indent=1) + "\n")
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0, separated by commas."""
-    try:
-        lengths = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise ValueError(f"lengths must be whole numbers separated by commas, got {text!r}") from error
-    if not lengths or lengths[0] < 1:
-        raise ValueError(f"lengths must be at least 1, got {text!r}")
-    return lengths
-
-
 def parse_passes(text: str) -> tuple[Pass, ...]:
     """Names of passes, separated by commas."""
     chosen = tuple(known for known in PASSES if known in text.split(","))
@@ -188,14 +178,3 @@ def print_result(console: Console, result: AttentionBench) -> None:
     console.print(
         f"{shared['processor']}, {shared['threads']} threads, torch {shared['torch']}, matrix products {gflops}"
     )
-
-
-def print_table(console: Console, title: str, rows: list[list[str]]) -> None:
-    """A table with its first column to the left and numbers to the right."""
-    header, *body = rows
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for row in body:
-        table.add_row(*row)
-    console.print(table)

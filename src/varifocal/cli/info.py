@@ -1,10 +1,12 @@
-"""varifocal info: what this installation can do here, and why not the rest."""
+"""varifocal info: what this installation can do here, and what a model of a preset would cost."""
 
 from __future__ import annotations
 
 import platform
+from typing import Annotated
 
 import torch
+import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +16,24 @@ from varifocal.bench.environment import processor
 from varifocal.kernels.native import library
 
 
-def info() -> None:
-    """Say which backends run here and why others do not, and on what they would run."""
+def info(
+    preset: Annotated[
+        str | None, typer.Option(help="Instead: parameters, FLOPs and cache bytes of this preset with each mechanism.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="With --preset: tokens of a text; default: the preset's context.")
+    ] = None,
+) -> None:
+    """Say which backends run here and why others do not; or what a preset's model costs.
+
+    \b
+    varifocal info
+    varifocal info --preset qwen-134m
+    varifocal info --preset qwen-134m --length 32768
+    """
+    if preset is not None:
+        print_preset(Console(), preset, length)
+        return
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_row("varifocal", varifocal.__version__)
     table.add_row("python", platform.python_version())
@@ -37,3 +55,41 @@ def native_status() -> str:
     runnable = list(library.targets())
     chosen = next(name for name, index in library.targets().items() if index == library.target())
     return f"runs: {chosen} (also here: {', '.join(name for name in runnable if name != chosen) or 'none'})"
+
+
+def print_preset(console: Console, name: str, length: int | None) -> None:
+    """Parameters by part, and for each mechanism its own, the work of a token and its place in the cache."""
+    from varifocal.model import preset
+    from varifocal.model.cost import cache_size, flops_per_token, parameters_by_part
+
+    dense = preset(name)
+    length = dense.max_position_embeddings if length is None else length
+    parts = parameters_by_part(dense)
+    parameters = Table(title=f"{name}: parameters", box=box.SIMPLE_HEAD, pad_edge=False)
+    parameters.add_column("part")
+    parameters.add_column("parameters", justify="right")
+    for part, count in parts.items():
+        tied = " (tied to the embedding)" if part == "head" and not count else ""
+        parameters.add_row(part + tied, f"{count:,}")
+    parameters.add_row("all", f"{sum(parts.values()):,}")
+    console.print(parameters)
+    table = Table(title=f"each mechanism, {length} tokens", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("mechanism")
+    for title in ("own parameters", "MFLOPs a token", "reading", "rating", "cache bytes a token", "cache, MB"):
+        table.add_column(title, justify="right")
+    for mechanism in varifocal.MECHANISMS:
+        config = preset(name, mechanism=mechanism)
+        flops, cache = flops_per_token(config, length), cache_size(config, length)
+        table.add_row(
+            mechanism,
+            f"{parameters_by_part(config)['mechanism']:,}",
+            *(f"{value / 1e6:,.1f}" for value in (flops.total, flops.reading, flops.rating)),
+            f"{cache.per_token:,}",
+            f"{cache.at_length / 1e6:.1f}",
+        )
+    console.print(table)
+    console.print(
+        "FLOPs of a forward pass, a mean over the text; training takes three times as many. Reading: attention to the "
+        "keys read; rating: what decides which. Cache in float32.",
+        style="dim",
+    )

@@ -13,6 +13,8 @@ import varifocal
 from varifocal.cli.bench import bench
 from varifocal.cli.check import check
 from varifocal.cli.data import data
+from varifocal.cli.evaluate import evaluate
+from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 
 app = typer.Typer(
@@ -30,6 +32,8 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(info)
+app.command()(generate)
+app.command()(evaluate)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 IGNORED = -100
 """The label of a token that is not to be predicted."""
@@ -46,6 +47,16 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
         if low < 0 or high >= len(weight):
             raise ValueError(f"labels must be {IGNORED} or lie in 0..{len(weight) - 1}, got {low}..{high}")
     return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.no_grad()
+def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy of each row, float32 [N], without gradient; hidden [N, C], weight [V, C], labels int64 [N]."""
+    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
+    for begin in range(0, len(hidden), ROWS_AT_A_TIME):
+        part = slice(begin, begin + ROWS_AT_A_TIME)
+        losses[part] = functional.cross_entropy((hidden[part] @ weight.mT).float(), labels[part], reduction="none")
+    return losses
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -1,0 +1,1 @@
+"""The language model against Hugging Face's on the same weights."""

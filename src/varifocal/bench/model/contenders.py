@@ -1,0 +1,90 @@
+"""What is compared: Hugging Face's Qwen3, and our model with each mechanism, all on the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from varifocal.model import VarifocalForCausalLM, preset
+from varifocal.model.loss import linear_cross_entropy, next_token_labels
+
+BASELINE = "qwen3 sdpa"
+LEAN_BASELINE = "qwen3 sdpa, our loss"
+"""Hugging Face's layers under our loss: what is left is the attention."""
+OURS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("dense", {}),
+    "local": ("local", {}),
+    "combiner": ("combiner", {}),
+    "dynamic_sparse": ("dynamic_sparse", {}),
+    "context_adaptive exact": ("context_adaptive", {"select": "exact"}),
+    "context_adaptive blocks": ("context_adaptive", {"select": "blocks"}),
+    "head_gated": ("head_gated", {}),
+    "sparse_geometric": ("sparse_geometric", {}),
+}
+"""Mechanism and options by name."""
+NAMES = (BASELINE, LEAN_BASELINE, *OURS)
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A model and how its loss is asked for."""
+
+    name: str
+    model: Any
+
+    def loss(self, ids: Tensor) -> Tensor:
+        """The mean loss of the tokens [B, T], with a graph for the backward pass."""
+        if self.name != LEAN_BASELINE:
+            loss: Tensor = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+            return loss
+        hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+        labels = next_token_labels(ids, None).flatten()
+        total: Tensor = linear_cross_entropy(hidden.flatten(0, 1), self.model.lm_head.weight, labels)
+        return total / (labels >= 0).sum()
+
+
+def build(name: str, preset_name: str, *, context: int, layers: int | None = None) -> Contender:
+    """A contender of that name at the sizes of a preset, in training mode."""
+    if name not in NAMES:
+        raise ValueError(f"unknown contender {name!r}; known are {', '.join(NAMES)}")
+    mechanism, options = OURS.get(name, ("dense", {}))
+    sizes = {} if layers is None else {"num_hidden_layers": layers}
+    config = preset(
+        preset_name, mechanism=mechanism, mechanism_options=options, max_position_embeddings=context, **sizes
+    )
+    torch.manual_seed(0)
+    if name in OURS:
+        return Contender(name, VarifocalForCausalLM(config).train())
+    theirs = Qwen3Config(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=config.max_position_embeddings,
+        tie_word_embeddings=config.tie_word_embeddings,
+        rope_parameters=config.rope_parameters,
+        attn_implementation="sdpa",
+    )
+    return Contender(name, Qwen3ForCausalLM(theirs).train())
+
+
+def share_weights(contenders: list[Contender]) -> list[nn.Parameter]:
+    """Give all the first one's weights, the very same tensors; all parameters there are, each once."""
+    first = dict(contenders[0].model.named_parameters())
+    for contender in contenders[1:]:
+        for name, module in contender.model.named_modules():
+            for leaf in list(module._parameters):
+                full = f"{name}.{leaf}" if name else leaf
+                if full in first:
+                    module._parameters[leaf] = first[full]
+        contender.model.tie_weights()
+    unique = {id(p): p for contender in contenders for p in contender.model.parameters()}
+    return list(unique.values())

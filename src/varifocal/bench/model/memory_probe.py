@@ -1,0 +1,33 @@
+"""The process in which one model's memory is measured: a task as JSON in, its peak as JSON out."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from varifocal.bench.memory import peak_additional_bytes
+from varifocal.bench.model.contenders import build
+
+
+def main() -> None:
+    """Everything that training takes above the libraries themselves: weights, gradients, optimizer, activations."""
+    task = json.load(sys.stdin)
+    torch.set_num_threads(task["threads"])
+
+    def train() -> None:
+        contender = build(task["name"], task["preset"], context=task["context"], layers=task["layers"])
+        optimizer = torch.optim.AdamW(contender.model.parameters(), lr=1e-5)
+        # The first step allocates gradients and the optimizer's state; a short text does for it.
+        for length in (64, task["length"]):
+            ids = torch.randint(0, task["vocabulary"], (task["batch"], length))
+            contender.loss(ids).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    sys.stdout.write(json.dumps({"peak_bytes": peak_additional_bytes(train, torch.device("cpu"))}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

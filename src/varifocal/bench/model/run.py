@@ -1,0 +1,238 @@
+"""Run the benchmark: training steps and decoding take turns, memory is measured in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varifocal.bench.environment import environment
+from varifocal.bench.memory import in_own_process
+from varifocal.bench.model.contenders import BASELINE, LEAN_BASELINE, NAMES, Contender, build, share_weights
+from varifocal.bench.timing import Times, measure, take_turns
+
+LARGEST_LOGITS = 3 * 2**30
+"""Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    preset: str = "qwen-134m"
+    lengths: tuple[int, ...] = (2048, 8192)
+    batch: int = 1
+    names: tuple[str, ...] | None = None
+    """Contenders beside the baselines; None for all."""
+    layers: int | None = None
+    """Fewer layers than the preset's, to try things out."""
+    rounds: int = 3
+    """Rounds in which all take turns; fewer where one takes longer than five minutes."""
+    memory: bool = True
+    decode: int = 16
+    """Tokens decoded after a text of each length; 0 for none."""
+
+    def contenders(self, vocabulary: int, length: int) -> list[str]:
+        """Those that take part at a length. The first one is what the others are measured against."""
+        asked = [
+            name for name in NAMES if self.names is None or name in self.names or name in (BASELINE, LEAN_BASELINE)
+        ]
+        too_large = 4 * self.batch * length * vocabulary > LARGEST_LOGITS
+        return [name for name in asked if name != BASELINE or not too_large]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the benchmark stands, for a progress bar."""
+
+    done: int
+    total: int
+    doing: str
+
+
+def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
+    """The result file's content: environment, sizes, and a row for each contender, pass and length."""
+    for name in plan.names or ():
+        if name not in NAMES:
+            raise ValueError(f"unknown contender {name!r}; here are: {', '.join(NAMES)}")
+    kinds = 1 + bool(plan.decode)
+    total = len(plan.lengths) * (kinds + plan.memory * len(NAMES))
+    done = 0
+
+    def step(doing: str) -> None:
+        nonlocal done
+        done += 1
+        if on_step is not None:
+            on_step(Step(done - 1, total, doing))
+
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    parameters: dict[str, int] = {}
+    for length in plan.lengths:
+        names = plan.contenders(vocabulary_of(plan), length)
+        if BASELINE not in names:
+            notes.append(
+                f"at {length} tokens {BASELINE} is not asked for: its loss holds several copies of "
+                f"{4 * plan.batch * length * vocabulary_of(plan) / 2**30:.1f} GB of logits; {LEAN_BASELINE} stands in"
+            )
+        contenders = [build(name, plan.preset, context=max(plan.lengths), layers=plan.layers) for name in names]
+        parameters |= {one.name: sum(p.numel() for p in one.model.parameters()) for one in contenders}
+        shared = share_weights(contenders)
+        check_losses(contenders)
+        step(f"training steps of {length} tokens")
+        found = time_training(contenders, shared, plan, length)
+        if plan.decode:
+            step(f"decoding behind {length} tokens")
+            found += time_decoding(contenders, plan, length)
+        del contenders, shared
+        if plan.memory:
+            for row in (row for row in found if row["pass"] == "training"):
+                step(f"memory of {row['name']} at {length} tokens")
+                row["peak_bytes"] = peak_bytes(row["name"], plan, length)
+            base = next(row["peak_bytes"] for row in found if row["pass"] == "training")
+            for row in (row for row in found if row["pass"] == "training"):
+                row["memory_ratio"] = row["peak_bytes"] / base
+        rows += found
+    return {
+        "benchmark": "model",
+        "environment": environment(),
+        "preset": plan.preset,
+        "batch": plan.batch,
+        "baseline": BASELINE,
+        "parameters": parameters,
+        "notes": notes,
+        "rows": rows,
+    }
+
+
+def vocabulary_of(plan: Plan) -> int:
+    """V of the preset."""
+    from varifocal.model import PRESETS
+
+    if plan.preset not in PRESETS:
+        raise ValueError(f"unknown preset {plan.preset!r}; known are {', '.join(PRESETS)}")
+    return PRESETS[plan.preset].vocabulary
+
+
+def tokens(plan: Plan, length: int) -> Tensor:
+    """Random tokens [B, T], the same for all."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(0, vocabulary_of(plan), (plan.batch, length), generator=generator)
+
+
+def check_losses(contenders: list[Contender]) -> None:
+    """RuntimeError unless dense attention gives Hugging Face's loss and gradients, and every loss is finite."""
+    ids = torch.arange(96).view(1, -1)
+    answers: dict[str, tuple[float, float]] = {}
+    for contender in contenders:
+        contender.model.zero_grad(set_to_none=True)
+        loss = contender.loss(ids)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in contender.model.model.embed_tokens.parameters()])
+        answers[contender.name] = (float(loss.detach()), float(norm))
+        contender.model.zero_grad(set_to_none=True)
+        if not torch.isfinite(loss):
+            raise RuntimeError(f"{contender.name} has the loss {float(loss)}")
+    wanted = answers[contenders[0].name]
+    for name in (LEAN_BASELINE, "dense"):
+        for got, want in zip(answers.get(name, wanted), wanted, strict=True):
+            if abs(got - want) > 1e-4 * abs(want):
+                raise RuntimeError(f"{name} differs from {contenders[0].name}: {got} against {want}")
+
+
+def time_training(
+    contenders: list[Contender], shared: list[torch.nn.Parameter], plan: Plan, length: int
+) -> list[dict[str, Any]]:
+    """A forward, a backward pass and a step of AdamW."""
+    # One optimizer for all: it passes over parameters that have no gradient, and its state exists once.
+    optimizer = torch.optim.AdamW(shared, lr=1e-5)
+    ids = tokens(plan, length)
+
+    def training_step(contender: Contender) -> Callable[[], None]:
+        def run() -> None:
+            contender.loss(ids).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return run
+
+    return take_turns_and_report({one.name: training_step(one) for one in contenders}, plan, length, "training")
+
+
+def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[dict[str, Any]]:
+    """Greedy tokens, one at a time, behind a cached text."""
+    ids = tokens(plan, length)
+    runs: dict[str, Callable[[], None]] = {}
+    for contender in contenders:
+        if contender.name == LEAN_BASELINE:
+            continue
+        contender.model.eval()
+        with torch.no_grad():
+            cache = contender.model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+        runs[contender.name] = decoding(contender, cache, ids[:, -1:], plan.decode)
+    if not runs:
+        return []
+    return take_turns_and_report(runs, plan, length, "decode")
+
+
+def decoding(contender: Contender, cache: Any, token: Tensor, count: int) -> Callable[[], None]:
+    """Decode `count` tokens; the cache goes on growing, by as much for each contender."""
+
+    @torch.no_grad()
+    def run() -> None:
+        last = token
+        for _ in range(count):
+            answer = contender.model(input_ids=last, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            last = answer.logits[:, -1].argmax(dim=-1, keepdim=True)
+
+    return run
+
+
+def take_turns_and_report(
+    runs: dict[str, Callable[[], None]], plan: Plan, length: int, kind: str
+) -> list[dict[str, Any]]:
+    """A row for each contender; speeds are relative to the first one, round by round."""
+    device = torch.device("cpu")
+    single = {name: measure(run, device) for name, run in runs.items()}
+    rounds = max(1, min(plan.rounds, int(300 / sum(single.values()))))
+    times = take_turns(runs, rounds=rounds, device=device, warm_up=False)
+    first = next(iter(runs))
+    count = plan.batch * (length if kind == "training" else plan.decode)
+    return [
+        {
+            "name": name,
+            "pass": kind,
+            "length": length,
+            "seconds": times[name].median,
+            "tokens_per_second": count / times[name].median,
+            "spread": times[name].spread,
+            "rounds": rounds,
+            "against": first,
+            "speedup": times[first].speedup_of(times[name]),
+            "peak_bytes": None,
+            "memory_ratio": None,
+        }
+        for name in runs
+    ]
+
+
+def peak_bytes(name: str, plan: Plan, length: int) -> int:
+    """Peak memory of training steps in a process of its own: weights, gradients, optimizer and all."""
+    task: dict[str, object] = {
+        "name": name,
+        "preset": plan.preset,
+        "layers": plan.layers,
+        "context": max(plan.lengths),
+        "batch": plan.batch,
+        "length": length,
+        "vocabulary": vocabulary_of(plan),
+        "threads": torch.get_num_threads(),
+    }
+    answer = in_own_process("varifocal.bench.model.memory_probe", task, timeout=3600)
+    return int(str(answer["peak_bytes"]))
+
+
+__all__ = ["Plan", "Step", "Times", "bench_model"]

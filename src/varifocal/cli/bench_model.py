@@ -1,0 +1,83 @@
+"""varifocal bench model: training steps and decoding beside Hugging Face's model on the same weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from varifocal.cli.files import require_folder, write_atomically
+from varifocal.cli.numbers import parse_lengths
+from varifocal.cli.tables import print_table, progress_bar
+from varifocal.evidence.model_bench import model_table
+
+
+def model(
+    preset: Annotated[
+        str, typer.Option(help="A preset; `varifocal info --preset NAME` shows its sizes.")
+    ] = "qwen-134m",
+    lengths: Annotated[str, typer.Option(help="Lengths of the text, separated by commas.")] = "2048,8192",
+    contender: Annotated[
+        list[str] | None,
+        typer.Option("--contender", "-c", help="A row of the table beside the baselines; repeat for several."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows in the batch.")] = 1,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Fewer layers than the preset's, to try things out.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 3,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too, each in a process of its own.")] = True,
+    decode: Annotated[int, typer.Option(min=0, help="Tokens to decode behind each text; 0 for none.")] = 16,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)
+    ] = None,
+) -> None:
+    """A training step (forward, backward, AdamW) and decoding, beside Hugging Face's Qwen3 on the same weights.
+
+    All take turns in one run. Speeds and memory are ratios to Qwen3 with torch's scaled_dot_product_attention and its
+    own loss; a second baseline has our loss under its layers, so that what remains is the attention. Where Qwen3's
+    loss would not fit into memory, the second one stands in, and a note says so.
+
+    \\b
+    varifocal bench model --preset tiny --lengths 256
+    varifocal bench model --threads 2 --json results/model_bench.json
+    """
+    if json_file is not None:
+        require_folder(json_file)
+    from varifocal.bench.model.run import Plan, Step, bench_model
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    plan = Plan(
+        preset=preset,
+        lengths=parse_lengths(lengths),
+        batch=batch,
+        names=tuple(contender) if contender else None,
+        layers=layers,
+        rounds=rounds,
+        memory=memory,
+        decode=decode,
+    )
+    with progress_bar() as progress:
+        task = progress.add_task("starting", total=None)
+
+        def show(step: Step) -> None:
+            progress.update(task, description=step.doing, completed=step.done, total=step.total)
+
+        content = bench_model(plan, on_step=show)
+    console = Console()
+    for kind in dict.fromkeys(row["pass"] for row in content["rows"]):
+        print_table(
+            console, f"{kind}: {content['preset']}, ratios to {content['baseline']}", model_table(content, kind)
+        )
+    for note in content["notes"]:
+        console.print(f"[dim]{note}[/dim]", highlight=False)
+    shared = content["environment"]
+    console.print(f"{shared['processor']}, {shared['threads']} threads, torch {shared['torch']}")
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(content, indent=1) + "\n")

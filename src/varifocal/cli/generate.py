@@ -1,0 +1,69 @@
+"""varifocal generate: a model goes on with a text."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="A model's folder, with its tokenizer.json.")],
+    prompt: Annotated[str, typer.Argument(help="The text to go on with; - reads it from standard input.")],
+    tokens: Annotated[int, typer.Option(min=1, help="At most so many new tokens.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 takes the likeliest token, higher values draw more freely.")
+    ] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this sum.")] = 0.95,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many likeliest tokens; 0 for all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Draw the same text again.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
+) -> None:
+    """Go on with a text, token by token as they come, and say how fast.
+
+    \b
+    varifocal generate runs/demo/model "The state of the union"
+    varifocal generate MODEL "Once upon a time" --temperature 0 --tokens 50
+    """
+    from transformers import TextStreamer
+
+    from varifocal.model import load_model
+    from varifocal.model.text import load_text_tokenizer
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    loaded = load_model(model)
+    tokenizer = load_text_tokenizer(model)
+    ids = torch.tensor([tokenizer.encode(text)], dtype=torch.int64)
+    if not ids.numel():
+        raise ValueError("the prompt is empty; give at least one word to go on with")
+    if int(ids.max()) >= loaded.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {model} gives token {int(ids.max())}, but the model knows {loaded.config.vocab_size}; "
+            "it is another model's tokenizer"
+        )
+    if seed is not None:
+        torch.manual_seed(seed)
+    drawn = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": top_k}
+    console = Console(stderr=True)
+    sys.stdout.write(text)
+    began = time.perf_counter()
+    answer = loaded.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+        pad_token_id=0 if loaded.config.pad_token_id is None else loaded.config.pad_token_id,
+        **(drawn if temperature > 0 else {"do_sample": False}),
+    )
+    seconds = time.perf_counter() - began
+    count = answer.shape[1] - ids.shape[1]
+    mechanism = loaded.config.mechanism
+    name = mechanism if isinstance(mechanism, str) else "+".join(dict.fromkeys(mechanism))
+    console.print(f"{count} tokens, {count / seconds:.1f} a second ({name})", style="dim", highlight=False)

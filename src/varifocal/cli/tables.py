@@ -1,0 +1,24 @@
+"""Tables of results in the terminal, and the bar while they are being made."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+def progress_bar() -> Progress:
+    """A bar with what is being done and for how long, gone when it is over."""
+    return Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True)
+
+
+def print_table(console: Console, title: str, rows: list[list[str]]) -> None:
+    """A table with its first column to the left and numbers to the right."""
+    header, *body = rows
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in body:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,20 @@
+"""The tokenizer that lies beside a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+
+def load_text_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer.json of a model's folder, as transformers uses it; ValueError if there is none or it is broken."""
+    file = Path(folder) / "tokenizer.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} holds no tokenizer: there is no tokenizer.json in it")
+    try:
+        if (Path(folder) / "tokenizer_config.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        return PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as error:  # the tokenizers library raises plain Exception for a file that it cannot read
+        raise ValueError(f"{file} cannot be read as a tokenizer: {' '.join(str(error).split())}") from error
