@@ -9,6 +9,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotar
 from varifocal.attention.mechanisms import MechanismOutput, make_mechanism
 from varifocal.model.cache import update_cache
 from varifocal.model.config import VarifocalConfig
+from varifocal.model.recompute import recomputed
 from varifocal.model.text_layout import TextLayout
 
 
@@ -38,10 +39,9 @@ class VarifocalAttention(Qwen3Attention):
             cache: takes their keys and values, if it is not None.
         """
         heads = (*x.shape[:2], -1, self.head_dim)
-        q = self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2)  # [B, H, T, D]
-        k = self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2)  # [B, G, T, D]
-        v = self.v_proj(x).view(heads).transpose(1, 2)
-        q, k = apply_rotary_pos_emb(q, k, *rotary)
+        q, k, v = (project(x).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = recomputed(self.normed_and_rotated, q, k, *rotary)  # [B, H, T, D] and [B, G, T, D]
+        v = v.transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
         memory = None
@@ -49,5 +49,16 @@ class VarifocalAttention(Qwen3Attention):
             memory = self.mechanism.remember(x, q, k)
             k, v, memory = update_cache(cache, self.layer_idx, k, v, memory=memory, total=layout.total)
         attended = self.mechanism(x, q, k, v, memory=memory, documents=layout.documents_of_last(k.shape[2]))
-        output = self.o_proj(attended.output.transpose(1, 2).flatten(2))
+        output = recomputed(self.joined, attended.output)
         return MechanismOutput(output, attended.losses, attended.records)
+
+    def normed_and_rotated(self, q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, T, D] and keys [B, G, T, D] from their projections [B, T, *, D]."""
+        q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
+        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(q, k, cosines, sines)
+        return rotated
+
+    def joined(self, heads: Tensor) -> Tensor:
+        """The output projection [B, T, C] of all heads [B, H, T, D]."""
+        output: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
+        return output

@@ -26,6 +26,7 @@ from varifocal.model.attention import VarifocalAttention
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
+from varifocal.model.recompute import recomputed
 from varifocal.model.text_layout import TextLayout, lay_out_text
 
 
@@ -43,9 +44,15 @@ class VarifocalDecoderLayer(GradientCheckpointingLayer):
         self, hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: TextLayout, past_key_values: Cache | None = None
     ) -> tuple[Tensor, MechanismOutput]:
         """The layer's output [B, T, C], and what its mechanism said."""
-        attended = self.self_attn(self.input_layernorm(hidden), rotary, layout, past_key_values)
+        attended = self.self_attn(recomputed(self.input_layernorm, hidden), rotary, layout, past_key_values)
         hidden = hidden + attended.output
-        return hidden + self.mlp(self.post_attention_layernorm(hidden)), attended
+        x = recomputed(self.post_attention_layernorm, hidden)
+        return hidden + recomputed(self.activated, self.mlp.gate_proj(x), self.mlp.up_proj(x)), attended
+
+    def activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """The second half of Qwen3MLP, from its two projections [B, T, F]."""
+        output: Tensor = self.mlp.down_proj(self.mlp.act_fn(gate) * up)
+        return output
 
 
 class VarifocalPreTrainedModel(PreTrainedModel):
