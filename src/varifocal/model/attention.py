@@ -38,10 +38,8 @@ class VarifocalAttention(Qwen3Attention):
             layout: where the tokens stand.
             cache: takes their keys and values, if it is not None.
         """
-        heads = (*x.shape[:2], -1, self.head_dim)
-        q, k, v = (project(x).view(heads) for project in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = recomputed(self.normed_and_rotated, q, k, *rotary)  # [B, H, T, D] and [B, G, T, D]
-        v = v.transpose(1, 2)
+        q, k = recomputed(self.queries_and_keys, x, *rotary)  # [B, H, T, D] and [B, G, T, D]
+        v = self.by_head(self.v_proj(x)).transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
         memory = None
@@ -49,16 +47,17 @@ class VarifocalAttention(Qwen3Attention):
             memory = self.mechanism.remember(x, q, k)
             k, v, memory = update_cache(cache, self.layer_idx, k, v, memory=memory, total=layout.total)
         attended = self.mechanism(x, q, k, v, memory=memory, documents=layout.documents_of_last(k.shape[2]))
-        output = recomputed(self.joined, attended.output)
+        # [B, T, H D]: a view, since the kernels keep the layout of q.
+        output = self.o_proj(attended.output.transpose(1, 2).flatten(2))
         return MechanismOutput(output, attended.losses, attended.records)
 
-    def normed_and_rotated(self, q: Tensor, k: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [B, H, T, D] and keys [B, G, T, D] from their projections [B, T, *, D]."""
-        q, k = self.q_norm(q).transpose(1, 2), self.k_norm(k).transpose(1, 2)
+    def by_head(self, projected: Tensor) -> Tensor:
+        """[B, T, * D] as [B, T, *, D]."""
+        return projected.view(*projected.shape[:2], -1, self.head_dim)
+
+    def queries_and_keys(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""
+        q = self.q_norm(self.by_head(self.q_proj(x))).transpose(1, 2)
+        k = self.k_norm(self.by_head(self.k_proj(x))).transpose(1, 2)
         rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(q, k, cosines, sines)
         return rotated
-
-    def joined(self, heads: Tensor) -> Tensor:
-        """The output projection [B, T, C] of all heads [B, H, T, D]."""
-        output: Tensor = self.o_proj(heads.transpose(1, 2).flatten(2))
-        return output

@@ -88,15 +88,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_weight.addmm_(gradient.mT, rows)
                 else:
                     grad_weight += gradient.mT @ rows
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.weight_dtype = weight.dtype
+        ctx.gradients, ctx.weight_dtype = (grad_hidden, grad_weight), weight.dtype
         return loss
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        # In place: a second copy of the weight's gradient is as large as the model. torch sees the change and
-        # refuses to run this a second time.
-        hidden, weight = ctx.saved_tensors
+        # In place and given away: a second copy of the weight's gradient is as large as the weight.
+        if ctx.gradients is None:
+            raise RuntimeError("the loss was differentiated already; its gradients were given away, compute it again")
+        (hidden, weight), ctx.gradients = ctx.gradients, None
         return (
             None if hidden is None else hidden.mul_(gradient),
             None if weight is None else weight.mul_(gradient).to(ctx.weight_dtype),

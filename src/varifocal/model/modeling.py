@@ -46,12 +46,11 @@ class VarifocalDecoderLayer(GradientCheckpointingLayer):
         """The layer's output [B, T, C], and what its mechanism said."""
         attended = self.self_attn(recomputed(self.input_layernorm, hidden), rotary, layout, past_key_values)
         hidden = hidden + attended.output
-        x = recomputed(self.post_attention_layernorm, hidden)
-        return hidden + recomputed(self.activated, self.mlp.gate_proj(x), self.mlp.up_proj(x)), attended
+        return hidden + recomputed(self.feed_forward, hidden), attended
 
-    def activated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """The second half of Qwen3MLP, from its two projections [B, T, F]."""
-        output: Tensor = self.mlp.down_proj(self.mlp.act_fn(gate) * up)
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """Qwen3's SwiGLU of the normed hidden states [B, T, C]."""
+        output: Tensor = self.mlp(self.post_attention_layernorm(hidden))
         return output
 
 

@@ -18,7 +18,7 @@ def main() -> None:
 
     def train() -> None:
         contender = build(task["name"], task["preset"], context=task["context"], layers=task["layers"])
-        optimizer = torch.optim.AdamW(contender.model.parameters(), lr=1e-5)
+        optimizer = torch.optim.AdamW(contender.model.parameters(), lr=1e-5, fused=True)
         # The first step allocates gradients and the optimizer's state; a short text does for it.
         for length in (64, task["length"]):
             ids = torch.randint(0, task["vocabulary"], (task["batch"], length))

@@ -125,7 +125,7 @@ def _forward(
 def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows = (2, *q.shape[:3], 1) if others[-1] else (0,)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return q.new_empty(q.shape), lse, lse.new_empty((*rows, 2) if others[-1] else (0,)), lse.new_empty(rows)
+    return torch.empty_like(q), lse, lse.new_empty((*rows, 2) if others[-1] else (0,)), lse.new_empty(rows)
 
 
 def _near(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, segments: Segmented) -> MixtureInputs:

@@ -189,7 +189,7 @@ def mixture_forward(
 def _empty(q: Tensor, branches: int, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows = (*q.shape[:3], branches)
     return (
-        q.new_empty(q.shape),
+        torch.empty_like(q),  # in q's layout: heads of a transposed q can be joined without a copy
         q.new_empty(rows, dtype=torch.float32),
         q.new_empty((*rows, 2) if save else (0,), dtype=torch.float32),
         q.new_empty((branches - 1, *q.shape) if save else (0,)),
@@ -304,7 +304,7 @@ def _backward(ctx, grad_out, grad_lse, *_):  # type: ignore[no-untyped-def]
 
 def empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the gradients of q (float32, whatever its dtype), k and v."""
-    return q.new_empty(q.shape, dtype=torch.float32), k.new_empty(k.shape), k.new_empty(k.shape)
+    return torch.empty_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(k)
 
 
 def scale_gradient(grad_q: Tensor, q: Tensor, scale: Tensor, position: Tensor, start: Tensor) -> Tensor:

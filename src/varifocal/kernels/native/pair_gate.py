@@ -152,7 +152,7 @@ def _pair_gate(
 def _empty(q: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     rows = q.shape[:3]
     return (
-        q.new_empty(q.shape),
+        torch.empty_like(q),
         q.new_empty(rows, dtype=torch.float32),
         q.new_empty((*rows, 2) if save else (0,), dtype=torch.float32),
     )
@@ -224,11 +224,11 @@ def _empty_grads(
     q: Tensor, k: Tensor, a: Tensor, b: Tensor, output: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
-        q.new_empty(q.shape, dtype=torch.float32),
-        k.new_empty(k.shape),
-        k.new_empty(k.shape),
-        a.new_empty(a.shape),
-        b.new_empty(b.shape),
+        torch.empty_like(q, dtype=torch.float32),
+        torch.empty_like(k),
+        torch.empty_like(k),
+        torch.empty_like(a),
+        torch.empty_like(b),
         output.new_empty(output.shape),
         output.new_empty(output.shape[:1]),
         output.new_empty(output.shape[:1]),

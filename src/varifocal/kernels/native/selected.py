@@ -133,7 +133,7 @@ def selected_forward(
 
 
 def _empty(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 selected_forward.register_fake(_empty)
