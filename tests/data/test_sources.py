@@ -76,6 +76,13 @@ def test_jsonl_is_read_plain_and_compressed(tmp_path: Path, ending: str, pack: A
     assert read_all(path) == TEXTS
 
 
+def test_every_frame_of_a_zst_file_is_read(tmp_path: Path) -> None:
+    half = LINES.index(b"\n", len(LINES) // 2) + 1
+    pack = zstandard.ZstdCompressor().compress
+    (tmp_path / "a.jsonl.zst").write_bytes(pack(LINES[:half]) + pack(LINES[half:]))
+    assert read_all(tmp_path) == TEXTS
+
+
 def test_parquet_in_the_schema_of_fineweb_is_read_row_group_by_row_group(tmp_path: Path) -> None:
     assert read_all(write_parquet(tmp_path / "a.parquet", list(TEXTS))) == TEXTS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from varifocal.data.tokenizers import first_line, package_folder
+from varifocal.data.zstd_file import ZstdFile
 
 KINDS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
@@ -152,8 +154,9 @@ def open_source_file(root: str, path: str, *, decompress: bool = True) -> IO[byt
     """A file of the source for reading bytes."""
     from datatrove.io import get_datafolder
 
-    file: IO[bytes] = get_datafolder(root).open(path, "rb", compression="infer" if decompress else None)
-    return file
+    zstd = decompress and path.lower().endswith(".zst")
+    file: IO[bytes] = get_datafolder(root).open(path, "rb", compression="infer" if decompress and not zstd else None)
+    return io.BufferedReader(ZstdFile(file)) if zstd else file
 
 
 def plan_pieces(source: Source, *, column: str, separator: str | None) -> list[list[Span]]:
