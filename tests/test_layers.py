@@ -33,6 +33,8 @@ HEAVY = (
     "click",
     "datatrove",
     "pyarrow",
+    "tokenizers",
+    "huggingface_hub",
     "matplotlib",
     "pandas",
     "scipy",
@@ -112,6 +114,10 @@ def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path
         "transformers": {"model"},
         "datatrove": {"data"},
         "pyarrow": {"data"},
+        "tokenizers": {"data"},
+        "huggingface_hub": {"data"},
+        "zstandard": {"data"},
+        "orjson": {"data"},
         "matplotlib": {"evidence"},
         "typer": {"cli"},
         "rich": {"cli"},
@@ -191,6 +197,11 @@ def test_import_loads_neither_the_compiler_of_torch_nor_a_layer_above_attention(
     assert "torch._inductor" not in loaded
     above = ("model", "data", "training", "bench", "evidence", "cli")
     assert not {f"varifocal.{layer}" for layer in above} & set(loaded)
+
+
+def test_reading_data_loads_neither_datatrove_nor_pyarrow_nor_a_tokenizer() -> None:
+    loaded = run("import sys, varifocal.data\nprint(*{name.split('.')[0] for name in sys.modules})").stdout.split()
+    assert not {"datatrove", "pyarrow", "tokenizers", "zstandard", "orjson", "huggingface_hub"} & set(loaded)
 
 
 def test_import_touches_no_device_and_no_global_setting() -> None:

@@ -188,7 +188,7 @@ def test_folder_that_may_not_be_written_is_explained(tmp_path: Path) -> None:
     else:
         (tmp_path / "locked").mkdir(mode=0o555)
         out = tmp_path / "locked" / "out"
-    with pytest.raises(ValueError, match="cannot write to .*; choose a folder that you may write"):
+    with pytest.raises(ValueError, match=r"cannot write to .*; choose a folder that you may write"):
         prepared(source, out)
 
 

@@ -47,8 +47,11 @@ class LocalExecutor(LocalPipelineExecutor):
                 self._run_for_rank(rank)
             self.pipeline = pipeline
             return
+        context = get_context("forkserver")
+        # Imported once, in the process that the workers are copies of.
+        context.set_forkserver_preload(["varifocal.data.tokenizing", "varifocal.data.reading"])
         with ProcessPoolExecutor(
-            min(self.workers, len(ranks)), mp_context=get_context("forkserver"), initializer=end_with_parent
+            min(self.workers, len(ranks)), mp_context=context, initializer=end_with_parent
         ) as pool:
             waiting = [pool.submit(self._run_for_rank, rank) for rank in ranks]
             try:
