@@ -14,7 +14,7 @@ from varifocal.evidence.data_bench import read_data_bench, reading_table
 
 
 def test_prepare_prints_the_splits_and_then_has_nothing_to_do(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", list(made_texts(40)))
+    source = write_jsonl(tmp_path / "a.jsonl", made_texts(40))
     arguments = ("data", "prepare", str(source), str(tmp_path / "out"), "--tokenizer", "train:300", "--workers", "1")
     first = varifocal(*arguments)
     assert (first.returncode, first.stderr) == (0, "")

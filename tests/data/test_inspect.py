@@ -18,7 +18,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     """Documents of 1, 3, 7, 8 and 100 bytes, each with its end."""
     folder = tmp_path_factory.mktemp("small")
     texts = [letter * size for letter, size in zip("abcde", (1, 3, 7, 8, 100), strict=True)]
-    return prepared(write_jsonl(folder / "a.jsonl", list(texts)), folder / "out", splits=Splits(1.0, 0.0, 0.0))
+    return prepared(write_jsonl(folder / "a.jsonl", texts), folder / "out", splits=Splits(1.0, 0.0, 0.0))
 
 
 def test_lengths_are_counted(small: PreparedData) -> None:

@@ -19,7 +19,7 @@ MIXED = [f"{line} and the moon {number}, о луне" for number, line in enumer
 @pytest.mark.parametrize("texts", [CHINESE, MIXED], ids=["chinese", "mixed"])
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2", "train:400"])
 def test_whole_path_works_in_any_script(tmp_path: Path, texts: list[str], tokenizer: str) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", list(texts))
+    source = write_jsonl(tmp_path / "a.jsonl", texts)
     data = prepared(source, tmp_path / "out", tokenizer=tokenizer, splits=ALL)
     split, words = data.split("train"), data.tokenizer()
     assert [words.decode(split.document(number)[:-1]) for number in range(split.documents)] == texts
@@ -35,7 +35,7 @@ def test_bits_per_byte_of_a_uniform_guess_over_bytes(tmp_path: Path) -> None:
 
 def test_bits_per_byte_do_not_depend_on_the_tokenizer(tmp_path: Path) -> None:
     # The same probability for the same text is the same number of bits, in however many tokens it is told.
-    source = write_jsonl(tmp_path / "a.jsonl", list(MIXED))
+    source = write_jsonl(tmp_path / "a.jsonl", MIXED)
     nats, found = 1000.0, []
     for name in ("bytes", "gpt2"):
         split = prepared(source, tmp_path / name, tokenizer=name, splits=ALL).split("train")

@@ -72,7 +72,7 @@ def test_workers_do_not_change_the_data(tmp_path: Path) -> None:
 
 
 def test_second_run_does_nothing(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", list(made_texts(30)))
+    source = write_jsonl(tmp_path / "a.jsonl", made_texts(30))
     first = prepared(source, tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     again = prepare(os.path.relpath(source), tmp_path / "out", options=Options(tokenizer="bytes"))
@@ -89,12 +89,16 @@ def test_nothing_but_the_data_set_remains(data: PreparedData) -> None:
 
 @pytest.mark.parametrize("change", ["tokenizer", "splits", "source"])
 def test_other_request_for_the_same_folder_is_refused(tmp_path: Path, change: str) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", list(made_texts(30)))
+    source = write_jsonl(tmp_path / "a.jsonl", made_texts(30))
     prepared(source, tmp_path / "out")
     before = (tmp_path / "out" / "manifest.json").read_bytes()
-    options = {"tokenizer": {"tokenizer": "gpt2"}, "splits": {"splits": Splits(0.5, 0.25, 0.25)}, "source": {}}[change]
+    options: dict[str, object] = {}
+    if change == "tokenizer":
+        options = {"tokenizer": "gpt2"}
+    if change == "splits":
+        options = {"splits": Splits(0.5, 0.25, 0.25)}
     if change == "source":
-        write_jsonl(source, list(made_texts(30, seed=1)))
+        write_jsonl(source, made_texts(30, seed=1))
     with pytest.raises(ValueError, match="already holds data prepared from"):
         prepared(source, tmp_path / "out", **options)
     assert (tmp_path / "out" / "manifest.json").read_bytes() == before
@@ -115,7 +119,7 @@ def test_tokenizer_is_trained_on_the_train_split_only(tmp_path: Path) -> None:
     for text in texts:
         candidates = (f"{text} {word * 3} {tail}" for tail in range(100) for word in words.values())
         marked.append(next(t for t in candidates if words[Splits().of(t)] * 3 in t))
-    data = prepared(write_jsonl(tmp_path / "a.jsonl", list(marked)), tmp_path / "out", tokenizer="train:600")
+    data = prepared(write_jsonl(tmp_path / "a.jsonl", marked), tmp_path / "out", tokenizer="train:600")
     vocabulary = data.tokenizer().raw.get_vocab()
     assert any("aardvark" in token for token in vocabulary)
     assert not any("zyz" in token or "quok" in token for token in vocabulary)
@@ -123,7 +127,7 @@ def test_tokenizer_is_trained_on_the_train_split_only(tmp_path: Path) -> None:
 
 def test_progress_counts_documents_and_tokens(tmp_path: Path) -> None:
     seen: list[Progress] = []
-    source = write_jsonl(tmp_path / "a.jsonl", list(made_texts(50)))
+    source = write_jsonl(tmp_path / "a.jsonl", made_texts(50))
     done = prepare(
         str(source), tmp_path / "out", options=Options(tokenizer="bytes"), workers=1, on_progress=seen.append
     )
@@ -144,7 +148,7 @@ def test_document_of_50_megabytes_is_one_document(tmp_path: Path) -> None:
 
 
 def test_ten_documents_are_enough(tmp_path: Path) -> None:
-    data = prepared(write_jsonl(tmp_path / "a.jsonl", list(made_texts(10))), tmp_path / "out", tokenizer="train:300")
+    data = prepared(write_jsonl(tmp_path / "a.jsonl", made_texts(10)), tmp_path / "out", tokenizer="train:300")
     assert sum(data.split(name).documents for name in SPLITS) == 10
     assert data.split("train").rows(length=16)[0].positions.tolist()[:2] == [0, 1]
 

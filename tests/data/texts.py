@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def made_texts(count: int, *, seed: int = 0, longest: int = 200) -> list[str]:
     ]
 
 
-def write_jsonl(path: Path, texts: list[str | None]) -> Path:
+def write_jsonl(path: Path, texts: Sequence[str | None]) -> Path:
     path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)), "utf-8")
     return path
 

@@ -113,7 +113,10 @@ def prepare(
     with progress:
         task = progress.add_task("finding the source", total=None, speed="")
 
+        fresh = [0, 0]
+
         def show(now: preparation.Progress) -> None:
+            fresh[:] = max(fresh[0], now.fresh_documents), max(fresh[1], now.fresh_tokens)
             elapsed = max(progress.tasks[task].elapsed or 0.0, 1e-9)
             speed = (
                 f"{now.documents:,} documents ({now.fresh_documents / elapsed:,.0f}/s), "
@@ -150,8 +153,12 @@ def prepare(
     if ended.outcome == "nothing to do":
         console.print(f"{out} is already prepared; nothing to do", highlight=False)
     else:
-        tokens = sum(split.tokens for split in ended.data.manifest.splits.values())
-        console.print(f"{out} prepared: {tokens:,} tokens in {seconds:.1f} s", highlight=False)
+        console.print(
+            f"{out} prepared: {fresh[0]:,} documents and {fresh[1]:,} tokens in {seconds:.1f} s, "
+            f"{fresh[0] / max(seconds, 1e-9):,.0f} and {fresh[1] / max(seconds, 1e-9):,.0f} a second",
+            highlight=False,
+            soft_wrap=True,
+        )
     print_splits(console, ended.data)
 
 

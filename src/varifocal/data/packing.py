@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
@@ -93,6 +94,9 @@ class PackedRows:
             raise IndexError(f"row {index} of {self.count}")
         whole = self.batch([index % self.count])
         return Row(whole.input_ids[0], whole.documents[0], whole.positions[0])
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[index] for index in range(self.count))
 
     def batch(self, indices: ArrayLike) -> Rows:
         """The rows of these numbers [N], in this order."""

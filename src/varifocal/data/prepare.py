@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -237,7 +238,7 @@ def saved_tokenizer(
     path = folder / "tokenizer.json"
     name = options.tokenizer
     if path.exists():
-        return load_tokenizer(path, name=name, end_token=options.end_token)
+        return load_tokenizer(path, name=shown_name(name), end_token=options.end_token)
     size = training_size(name)
     if size is None:
         tokenizer = find_tokenizer(name, end_token=options.end_token)
@@ -252,6 +253,12 @@ def saved_tokenizer(
     _ = tokenizer.end
     write_durably(path, tokenizer.raw.to_str(pretty=False))
     return tokenizer
+
+
+def shown_name(name: str) -> str:
+    """A tokenizer's name as the manifest has it: of a file, its own name without the folders."""
+    path = Path(name)
+    return "tokenizer.json" if path.is_dir() else path.name if path.is_file() else name
 
 
 def chain_first(first: str, rest: Iterator[str]) -> Iterator[str]:
@@ -311,7 +318,12 @@ def run_pieces(
     if executor == "slurm" and submitted.exists() and not resubmit:
         return
     with watched(state, pieces, before, say), quiet():
-        runner.run()
+        try:
+            runner.run()
+        except subprocess.CalledProcessError as error:
+            # A half-made submission must not be taken for one that is under way.
+            submitted.unlink(missing_ok=True)
+            raise ValueError(f"{error.cmd[0]} refused the pieces with exit code {error.returncode}") from error
 
 
 @contextmanager
