@@ -9,6 +9,7 @@ import pytest
 
 from tests.data.texts import made_texts, write_jsonl
 from tests.test_cli import varifocal
+from varifocal.cli.main import run
 from varifocal.data import PreparedData, open_data
 from varifocal.evidence.data_bench import read_data_bench, reading_table
 
@@ -76,13 +77,20 @@ def test_bench_data_makes_its_own_when_none_is_given() -> None:
     ],
 )
 def test_mistake_ends_with_one_sentence(
-    arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = varifocal(*arguments)
-    assert result.returncode == 2, result.stdout
-    assert sentence in result.stderr
-    assert result.stderr.count("\n") == 1
+    monkeypatch.setattr("sys.argv", ["varifocal", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert sentence in told
+    assert told.count("\n") == 1
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 

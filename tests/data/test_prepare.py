@@ -231,7 +231,7 @@ def test_real_chinese_is_prepared_with_its_bytes(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     path = real_file("chinese_classic_novels.parquet")
-    texts = parquet.read_table(path, columns=["text"])["text"].to_pylist()[:6]
+    texts = parquet.read_table(path, columns=["text"])["text"].to_pylist()[:3]
     data = prepared(write_jsonl(tmp_path / "a.jsonl", texts), tmp_path / "out", tokenizer="train:1000")
     assert sum(data.split(name).bytes for name in SPLITS) == sum(len(text.encode()) for text in texts)
     tokenizer, split = data.tokenizer(), data.split("train")
