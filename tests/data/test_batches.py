@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
+
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varifocal.data import Batches, PackedRows, PreparedData
+from varifocal.bench.data.synthetic import write_synthetic
+from varifocal.data import Batches, PackedRows, PreparedData, open_data
 from varifocal.data.order import BLOCK, shuffled, stretch
 
 
@@ -122,3 +126,23 @@ def test_step_behind_the_last_is_an_index_error(rows: PackedRows) -> None:
     batches = Batches(rows, batch_size=8)
     with pytest.raises(IndexError, match="step"):
         batches.indices(len(batches))
+
+
+def peak_of_reading(folder: Path, tokens: int) -> int:
+    """The most memory, in bytes, that opening data of that many tokens and reading 50 batches takes at a time."""
+    write_synthetic(folder, tokens=tokens)
+    tracemalloc.start()
+    try:
+        batches = Batches(open_data(folder).split("train").rows(length=512), batch_size=4, epochs=None)
+        for step in range(50):
+            batches.at(step)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
+    peak_of_reading(tmp_path / "warm", 1 << 19)
+    small, large = peak_of_reading(tmp_path / "small", 1 << 20), peak_of_reading(tmp_path / "large", 1 << 24)
+    # 30 MB more on the disk; the table of checksums and a part of the shuffled order may differ a little.
+    assert large - small < 200_000
