@@ -29,7 +29,7 @@ def plot_data_report(report: dict[str, Any], path: Path) -> None:
     panels[0].legend(fontsize=9)
     first = next(iter(report["splits"].values()))
     figure.suptitle(
-        f"{report['source']}, tokenizer {report['tokenizer']['name']}: {first['documents_longer_than_window']:.0%} of "
+        f"{Path(report['source']).name}, tokenizer {report['tokenizer']['name']}\n{first['documents_longer_than_window']:.0%} of "
         f"documents are longer than the window, {first['tokens_beyond_window']:.0%} of tokens lie beyond it",
         fontsize=11,
     )
