@@ -29,8 +29,9 @@ def plot_data_report(report: dict[str, Any], path: Path) -> None:
     panels[0].legend(fontsize=9)
     first = next(iter(report["splits"].values()))
     figure.suptitle(
-        f"{Path(report['source']).name}, tokenizer {report['tokenizer']['name']}\n{first['documents_longer_than_window']:.0%} of "
-        f"documents are longer than the window, {first['tokens_beyond_window']:.0%} of tokens lie beyond it",
+        f"{Path(report['source']).name}, tokenizer {report['tokenizer']['name']}\n"
+        f"{first['documents_longer_than_window']:.0%} of documents are longer than the window, "
+        f"{first['tokens_beyond_window']:.0%} of tokens lie beyond it",
         fontsize=11,
     )
     figure.savefig(path, dpi=120)
