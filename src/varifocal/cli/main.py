@@ -16,6 +16,7 @@ from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
+from varifocal.cli.retrofit import retrofit
 
 app = typer.Typer(
     name="varifocal",
@@ -34,6 +35,7 @@ app.command()(check)
 app.command()(info)
 app.command()(generate)
 app.command()(evaluate)
+app.command()(retrofit)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 
