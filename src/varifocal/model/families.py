@@ -79,9 +79,9 @@ def take_over(
     mechanism: str | list[str] = "dense",
     mechanism_options: Any = None,
 ) -> VarifocalForCausalLM:
-    """A model of ours on the weights of a model of transformers; tensors are shared, not copied."""
+    """A model of ours with copies of the weights of a model of transformers."""
     config = translate_config(model.config, mechanism=mechanism, mechanism_options=mechanism_options)
-    weights = {name: value for name, value in model.state_dict().items() if ".mechanism." not in name}
+    weights = {name: value.clone() for name, value in model.state_dict().items() if ".mechanism." not in name}
     with only_errors():
         ours, report = VarifocalForCausalLM.from_pretrained(
             None, config=config, state_dict=weights, dtype=model.dtype, output_loading_info=True

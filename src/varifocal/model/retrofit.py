@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from varifocal.attention.mechanisms.registry import config_from_options, mechanism_type
+from varifocal.model.checkpoints import only_errors
 from varifocal.model.dense_start import foreign_share, start_neutral, starting_options
 from varifocal.model.families import FAMILIES, take_over, translate_config
 from varifocal.model.modeling import VarifocalForCausalLM
@@ -97,9 +98,10 @@ def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | No
     refuse_existing(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
-        model.save_pretrained(beside)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(beside)
+        with only_errors():
+            model.save_pretrained(beside)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(beside)
         beside.rename(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -13,6 +13,8 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers.integrations.gguf import read_gguf_metadata
+from transformers.utils import cached_file
 
 from varifocal.attention.mechanisms.registry import nearest
 from varifocal.model.checkpoints import check_report, one_line, only_errors
@@ -157,19 +159,15 @@ def require_gguf() -> None:
 
 def complete_gguf_config(place: Place, config: PretrainedConfig) -> None:
     """Fill in what transformers does not take from a GGUF file's header, and refuse what it drops."""
-    from gguf import GGUFReader
-    from transformers.utils import cached_file
-
     path = cached_file(place.folder, place.gguf_file, local_files_only=place.local)
-    reader = GGUFReader(path)
-    architecture = reader.fields["general.architecture"].contents()
-    scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
-    scaled = scaling is not None and scaling.contents() != "none"
-    if scaled or any(tensor.name.startswith("rope_freqs") for tensor in reader.tensors):
+    header, tensors = read_gguf_metadata(path)
+    architecture = header["general.architecture"]
+    scaled = header.get(f"{architecture}.rope.scaling.type", "none") != "none"
+    if scaled or any(name.startswith("rope_freqs") for name in tensors):
         raise ValueError(
             f"{place} scales its rotary positions, which transformers drops when it reads GGUF; "
             "use the checkpoint's safetensors"
         )
-    width = reader.fields.get(f"{architecture}.attention.key_length")
+    width = header.get(f"{architecture}.attention.key_length")
     if width is not None:
-        config.head_dim = int(width.contents())
+        config.head_dim = int(width)
