@@ -17,6 +17,7 @@ from torch import Tensor
 from varifocal import MECHANISMS, HeadShape, make_mechanism
 from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
 from varifocal.evidence.attention_bench_plot import plot_attention_bench
+from varifocal.evidence.retrofit import read_retrofit, retrofit_table
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96
@@ -159,6 +160,11 @@ def main() -> None:
         experiments = TOP / "EXPERIMENTS.md"
         experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "bars", bars(bench)), encoding="utf-8")
         plot_attention_bench(bench, TOP / "docs/pictures/attention_bench.png")
+    adapted = TOP / "results/retrofit_smollm2.json"
+    if adapted.exists():
+        experiments = TOP / "EXPERIMENTS.md"
+        table = markdown(retrofit_table(read_retrofit(adapted)))
+        experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "retrofit", table), encoding="utf-8")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
 
 

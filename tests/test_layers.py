@@ -28,6 +28,8 @@ every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.re
 
 HEAVY = (
     "transformers",
+    "gguf",
+    "accelerate",
     "typer",
     "rich",
     "click",
@@ -112,6 +114,7 @@ def test_reference_and_all_it_stands_on_import_no_kernel(path: Path) -> None:
 def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path) -> None:
     users = {
         "transformers": {"model"},
+        "gguf": {"model"},
         "datatrove": {"data"},
         "pyarrow": {"data"},
         "tokenizers": {"data"},

@@ -19,7 +19,9 @@ from varifocal.cli.files import require_folder, write_atomically
 def retrofit(
     source: Annotated[
         str,
-        typer.Argument(help="A folder or hub name with safetensors, or a .gguf file: Qwen3, Qwen2, Llama.", show_default=False),
+        typer.Argument(
+            help="A folder or hub name with safetensors, or a .gguf file: Qwen3, Qwen2, Llama.", show_default=False
+        ),
     ],
     out: Annotated[Path, typer.Argument(help="The new folder, for the model and its tokenizer.", show_default=False)],
     mechanism: Annotated[str, typer.Option("--mechanism", "-m", help="The mechanism for every layer.")],

@@ -12,6 +12,7 @@ from varifocal.model.presets import PRESETS, preset
 from varifocal.model.retrofit import Retrofitted, retrofit
 
 __all__ = [
-    "FAMILIES", "PRESETS", "Retrofitted", "VarifocalCausalLMOutput", "VarifocalConfig", "VarifocalForCausalLM", "VarifocalModel",
-    "VarifocalModelOutput", "VarifocalPreTrainedModel", "load_model", "load_pretrained", "preset", "retrofit",
+    "FAMILIES", "PRESETS", "Retrofitted", "VarifocalCausalLMOutput", "VarifocalConfig", "VarifocalForCausalLM",
+    "VarifocalModel", "VarifocalModelOutput", "VarifocalPreTrainedModel", "load_model", "load_pretrained", "preset",
+    "retrofit",
 ]  # fmt: skip

@@ -36,7 +36,9 @@ def qwen2_switches(config: PretrainedConfig) -> dict[str, Any]:
 def llama_switches(config: PretrainedConfig) -> dict[str, Any]:
     """Llama has neither; its biases, if any, are those of all four projections."""
     if config.mlp_bias:
-        raise ValueError("a Llama checkpoint with mlp_bias=True cannot be taken over: the feed-forward here has no bias")
+        raise ValueError(
+            "a Llama checkpoint with mlp_bias=True cannot be taken over: the feed-forward here has no bias"
+        )
     return {"qk_norm": False, "attention_bias": config.attention_bias}
 
 

@@ -64,9 +64,7 @@ def find_place(source: str | Path) -> Place:
     )
 
 
-def open_source(
-    source: str | Path, families: Iterable[str], *, dtype: torch.dtype | None = None
-) -> PreTrainedModel:
+def open_source(source: str | Path, families: Iterable[str], *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """transformers' own model of a checkpoint, in evaluation mode.
 
     Args:
