@@ -32,7 +32,7 @@ def read_rows(file: Path, tokenizer: Any, *, length: int, most: int | None = Non
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {file} as a text in UTF-8: {error}") from error
     if most is not None:
-        # No tokenizer here makes more than one token of a byte, or less than one of 40.
+        # A book need not be tokenized for a few rows of it; tokens are shorter than 40 characters on the average.
         text = text[: most * length * 40]
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     rows = len(tokens) // length if most is None else min(most, len(tokens) // length)
