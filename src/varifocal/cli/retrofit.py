@@ -72,7 +72,7 @@ def retrofit(
     refuse_existing(out)
     if json_file is not None:
         require_folder(json_file)
-    runs = read_runs(json_file)
+    read_runs(json_file)
     for file in (text, validate):
         if file is not None and not file.is_file():
             raise ValueError(f"{file} does not exist; give a text file in UTF-8")
@@ -137,8 +137,8 @@ def retrofit(
     console.print(f"saved {out}")
     if json_file is not None:
         run["environment"] = environment()
-        # A run of the same mechanism and options is replaced.
-        kept = [one for one in runs if (one["mechanism"], one["asked"]) != (mechanism, options)]
+        # Read again, for others may have written meanwhile. A run of the same mechanism and options is replaced.
+        kept = [one for one in read_runs(json_file) if (one["mechanism"], one["asked"]) != (mechanism, options)]
         write_atomically(json_file, json.dumps({"experiment": "retrofit", "runs": [*kept, run]}, indent=1) + "\n")
 
 
