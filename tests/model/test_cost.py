@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model.models import VARIANTS, small_config, small_model
+from varifocal.attention.mechanisms.registry import config_from_options
 from varifocal.attention.mechanisms.work import work
 from varifocal.model import PRESETS, VarifocalForCausalLM, preset
 from varifocal.model.cost import cache_size, flops_per_token, parameters_by_part
@@ -42,7 +43,8 @@ def test_products_with_weights_are_those_that_torch_counts() -> None:
 
 def test_dense_attention_reads_half_of_the_text_on_average() -> None:
     config = small_config()
-    assert work(*layer(config), 64).keys_read == pytest.approx(65 / 2)
+    first = config_from_options(*config.layer_mechanism(0))
+    assert work(first, config.head_shape(), 64).keys_read == pytest.approx(65 / 2)
     reading = 4 * 8 * 4 * (65 / 2) * config.num_hidden_layers
     assert flops_per_token(config, 64).reading == pytest.approx(reading)
 
@@ -67,9 +69,3 @@ def test_cache_holds_the_bytes_that_are_said(variant: str) -> None:
         assert kept == said.at_length - said.per_token
     else:
         assert kept == said.at_length == length * said.per_token
-
-
-def layer(config):  # type: ignore[no-untyped-def]
-    from varifocal.attention.mechanisms.registry import config_from_options
-
-    return config_from_options(*config.layer_mechanism(0)), config.head_shape()

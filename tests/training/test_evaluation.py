@@ -68,7 +68,7 @@ def test_it_stops_after_the_tokens_asked_for(data: PreparedData) -> None:
 
 
 def test_split_that_is_too_short_is_named(data: PreparedData) -> None:
-    with pytest.raises(ValueError, match=r"too few for one row of 10000000; use a shorter length"):
+    with pytest.raises(ValueError, match=r"too few for a row of 10000000; use shorter rows"):
         evaluate(model_for(data), data.split("validation"), length=10_000_000)
 
 

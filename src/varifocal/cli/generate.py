@@ -30,10 +30,8 @@ def generate(
     varifocal generate runs/demo/model "The state of the union"
     varifocal generate MODEL "Once upon a time" --temperature 0 --tokens 50
     """
-    from transformers import TextStreamer
-
     from varifocal.model import load_model
-    from varifocal.model.text import load_text_tokenizer
+    from varifocal.model.text import load_text_tokenizer, printing_streamer
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -58,7 +56,7 @@ def generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=tokens,
-        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True),
+        streamer=printing_streamer(tokenizer),
         pad_token_id=0 if loaded.config.pad_token_id is None else loaded.config.pad_token_id,
         **(drawn if temperature > 0 else {"do_sample": False}),
     )

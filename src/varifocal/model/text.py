@@ -1,10 +1,10 @@
-"""The tokenizer that lies beside a model."""
+"""The tokenizer that lies beside a model, and text as it is generated."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, TextStreamer
 
 
 def load_text_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
@@ -18,3 +18,8 @@ def load_text_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # the tokenizers library raises plain Exception for a file that it cannot read
         raise ValueError(f"{file} cannot be read as a tokenizer: {' '.join(str(error).split())}") from error
+
+
+def printing_streamer(tokenizer: PreTrainedTokenizerFast) -> TextStreamer:
+    """Prints what `generate` adds to a prompt, as soon as whole words are there."""
+    return TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
