@@ -9,6 +9,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotar
 from varifocal.attention.mechanisms import MechanismOutput, make_mechanism
 from varifocal.model.cache import update_cache
 from varifocal.model.config import VarifocalConfig
+from varifocal.model.growing_cache import let_grow, pooled_means
 from varifocal.model.recompute import recomputed
 from varifocal.model.text_layout import TextLayout
 
@@ -45,8 +46,14 @@ class VarifocalAttention(Qwen3Attention):
         memory = None
         if cache is not None:
             memory = self.mechanism.remember(x, q, k)
+            let_grow(cache, self.layer_idx)
             k, v, memory = update_cache(cache, self.layer_idx, k, v, memory=memory, total=layout.total)
-        attended = self.mechanism(x, q, k, v, memory=memory, documents=layout.documents_of_last(k.shape[2]))
+        documents = layout.documents_of_last(k.shape[2])
+        pooled = None
+        if cache is not None:
+            ranked = self.mechanism.ranked_blocks(k, memory)
+            pooled = pooled_means(cache, self.layer_idx, ranked, new=x.shape[1], documents=documents)
+        attended = self.mechanism(x, q, k, v, memory=memory, documents=documents, pooled=pooled)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
         output = self.o_proj(attended.output.transpose(1, 2).flatten(2))
         return MechanismOutput(output, attended.losses, attended.records)

@@ -54,6 +54,15 @@ class MechanismOutput:
     "width" [B, H, T], "selected" [B, H, T, K] (Attended.selected)."""
 
 
+class RankedBlocks(NamedTuple):
+    """What a top-k by blocks ranks."""
+
+    keys: Tensor
+    """[B, *, S, F]."""
+    block: int
+    """Keys in a block."""
+
+
 class Call(NamedTuple):
     """The arguments of one forward pass, as a mechanism sees them."""
 
@@ -66,6 +75,8 @@ class Call(NamedTuple):
     """[B, *, S, F]: what `remember` made of every key."""
     documents: Tensor | None
     positions: Tensor | None
+    pooled: Tensor | None
+    """[B, *, N, F]: the mean of what is ranked in each block of keys, if a cache kept it."""
     backend: str
 
     def attend(self, branches: Branch | tuple[Branch, ...], **options: Any) -> Attended:
@@ -121,6 +132,15 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         """
         return None
 
+    def ranked_blocks(self, k: Tensor, memory: Tensor | None) -> RankedBlocks | None:
+        """What a cache may pool while it decodes: the keys that a top-k by blocks ranks; None if there are none.
+
+        Args:
+            k: keys [B, G, S, D].
+            memory: `remember` of them [B, *, S, F].
+        """
+        return None
+
     def focus(self, call: Call) -> MechanismOutput:
         """Choose branches, weights and score, and attend."""
         raise NotImplementedError
@@ -135,6 +155,7 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         memory: Tensor | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
+        pooled: Tensor | None = None,
         backend: str = "auto",
     ) -> MechanismOutput:
         """Attend from queries to keys.
@@ -147,12 +168,13 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             memory: [B, *, S, F], `remember` of all S keys; None if the call holds every key's x and q (T = S).
             documents: integers [B, S], as in attend.
             positions: integers [T] or [B, T], as in attend.
+            pooled: [B, *, N, F], the means of `ranked_blocks` as `PooledKeys` keeps them. They save work, nothing else.
             backend: as in attend.
         """
         self.check(x, q, k)
         if memory is None and q.shape[2] == k.shape[2] and positions is None:
             memory = self.remember(x, q, k)
-        return self.focus(Call(x, q, k, v, memory, documents, positions, backend))
+        return self.focus(Call(x, q, k, v, memory, documents, positions, pooled, backend))
 
     def check(self, x: Tensor, q: Tensor, k: Tensor) -> None:
         """ValueError unless x, q and k have this mechanism's sizes."""

@@ -15,6 +15,7 @@ from varifocal.attention.mechanisms.base import (
     Mechanism,
     MechanismConfig,
     MechanismOutput,
+    RankedBlocks,
     two_way,
 )
 from varifocal.attention.precision import wide_linear
@@ -57,9 +58,9 @@ class ContextAdaptiveConfig(MechanismConfig):
             raise ValueError(f"reads must be 'both', 'local' or 'global', got {self.reads!r}")
         self.top_k()
 
-    def top_k(self) -> TopK:
+    def top_k(self, pooled: Tensor | None = None) -> TopK:
         """The global branch."""
-        return TopK(scale=self.k_scale, minimum=self.k_min, select=self.select, block=self.block)
+        return TopK(scale=self.k_scale, minimum=self.k_min, select=self.select, block=self.block, pooled=pooled)
 
 
 class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
@@ -91,9 +92,13 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
             return x.new_full((x.shape[0], self.shape.heads, x.shape[1]), (low + high) / 2, dtype=torch.float32)
         return low + (high - low) * wide_linear(self.width, x).sigmoid().mT
 
+    def ranked_blocks(self, k: Tensor, memory: Tensor | None) -> RankedBlocks | None:
+        ranks = self.config.select == "blocks" and self.config.reads != "local"
+        return RankedBlocks(k, self.config.block) if ranks else None
+
     def focus(self, call: Call) -> MechanismOutput:
         config, records = self.config, {}
-        top_k = config.top_k()
+        top_k = config.top_k(call.pooled)
         if config.reads == "global":
             attended = call.attend(top_k)
         else:

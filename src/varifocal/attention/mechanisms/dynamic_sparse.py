@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from varifocal.attention.mechanisms.base import Call, HeadShape, Mechanism, MechanismConfig, MechanismOutput
+from varifocal.attention.mechanisms.base import (
+    Call,
+    HeadShape,
+    Mechanism,
+    MechanismConfig,
+    MechanismOutput,
+    RankedBlocks,
+)
 from varifocal.attention.mechanisms.indexer_loss import indexer_divergence
 from varifocal.attention.precision import project_heads
 from varifocal.equations.branches import Indexer, TopK, Window
@@ -33,9 +40,16 @@ class DynamicSparseConfig(MechanismConfig):
         require_finite("divergence", self.divergence, least=0)
         self.top_k(None)
 
-    def top_k(self, indexer: Indexer | None) -> TopK:
+    def top_k(self, indexer: Indexer | None, pooled: Tensor | None = None) -> TopK:
         """The branch that the indexer chooses."""
-        return TopK(scale=self.k_scale, minimum=self.k_min, select=self.select, block=self.block, indexer=indexer)
+        return TopK(
+            scale=self.k_scale,
+            minimum=self.k_min,
+            select=self.select,
+            block=self.block,
+            indexer=indexer,
+            pooled=pooled,
+        )
 
 
 class DynamicSparse(Mechanism[DynamicSparseConfig]):
@@ -67,9 +81,14 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
         """The indexer's keys [B, G, T, R]."""
         return project_heads(k.detach(), self.key_weight)
 
+    def ranked_blocks(self, k: Tensor, memory: Tensor | None) -> RankedBlocks | None:
+        return (
+            RankedBlocks(memory, self.config.block) if self.config.select == "blocks" and memory is not None else None
+        )
+
     def focus(self, call: Call) -> MechanismOutput:
         indexer = Indexer(project_heads(call.q.detach(), self.query_weight), self.needed_memory(call))
-        top_k = self.config.top_k(indexer)
+        top_k = self.config.top_k(indexer, call.pooled)
         attended = call.attend(top_k | Window(1))
         selected = attended.selected[0]
         assert selected is not None

@@ -1,0 +1,134 @@
+"""A cache layer with room to grow: a token costs no copy of the cache, and means of blocks are kept beside the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
+
+from varifocal.attention.mechanisms.base import RankedBlocks
+from varifocal.attention.pooled_keys import PooledKeys
+
+LEAST_ROOM = 64
+"""Tokens of room that a layer has at least."""
+
+
+class GrowingLayer(DynamicLayer):
+    """transformers' growing layer without its copy of everything for each token.
+
+    `keys` and `values` are views of larger tensors. What reorders them (beam search) leaves tensors of their own,
+    which get room again with the next token.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rooms: tuple[Tensor, Tensor] | None = None
+        self.pooled: PooledKeys | None = None
+        self.pooled_length = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Add tokens, and give all of them."""
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            self.rooms = None  # gradients cannot follow what is overwritten
+            grown: tuple[Tensor, Tensor] = super().update(key_states, value_states)
+            return grown
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = self.get_seq_length()
+        total = length + key_states.shape[2]
+        if not self.has_room(total):
+            self.rooms = (
+                with_room(self.keys, key_states, length, total),
+                with_room(self.values, value_states, length, total),
+            )
+        assert self.rooms is not None
+        for room, new in zip(self.rooms, (key_states, value_states), strict=True):
+            room[:, :, length:total] = new
+        self.keys, self.values = (room[:, :, :total] for room in self.rooms)
+        return self.keys, self.values
+
+    def has_room(self, total: int) -> bool:
+        """Whether `keys` and `values` are views of tensors that hold `total` tokens."""
+        return self.rooms is not None and all(
+            part.numel() and part.data_ptr() == room.data_ptr() and room.shape[2] >= total
+            for part, room in zip((self.keys, self.values), self.rooms, strict=True)
+        )
+
+    def means(self, ranked: RankedBlocks, *, new: int, documents: Tensor | None) -> Tensor:
+        """The means of the blocks of all ranked keys, the last `new` of which have just arrived; O(new)."""
+        keys, length = ranked.keys, ranked.keys.shape[2]
+        store = self.pooled
+        if store is None or self.pooled_length != length - new or store.capacity < length:
+            room = length if self.rooms is None else max(length, self.rooms[0].shape[2])
+            store = PooledKeys(
+                batch=keys.shape[0],
+                kv_heads=keys.shape[1],
+                capacity=room,
+                head_width=keys.shape[3],
+                block=ranked.block,
+            )
+            store.update(keys, documents=documents)
+        else:
+            store.update(keys[:, :, length - new :], positions=torch.arange(length - new, length), documents=documents)
+        self.pooled, self.pooled_length = store, length
+        return store.means
+
+    def forget_means(self) -> None:
+        """Other rows, or fewer tokens: the means are made anew when they are next asked for."""
+        self.pooled, self.pooled_length = None, 0
+
+    def reset(self) -> None:
+        self.rooms = None
+        self.forget_means()
+        super().reset()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self.forget_means()
+        super().crop(tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.forget_means()
+        super().reorder_cache(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.forget_means()
+        super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.forget_means()
+        super().batch_select_indices(indices)
+
+
+def with_room(old: Tensor, new: Tensor, length: int, total: int) -> Tensor:
+    """A tensor like `new` with the old tokens in it and room beyond `total`: a quarter more, so copies are rare."""
+    batch, heads, _, width = new.shape
+    room = new.new_empty(batch, heads, total + max(LEAST_ROOM, total // 4), width)
+    if length:
+        room[:, :, :length] = old
+    return room
+
+
+def let_grow(cache: Cache, layer: int) -> None:
+    """Put a growing layer in the place of an empty DynamicLayer of transformers; other kinds stay as they are."""
+    replicated = getattr(cache, "layer_class_to_replicate", None)
+    if replicated is DynamicLayer:
+        while len(cache.layers) <= layer:
+            cache.layers.append(DynamicLayer())
+    found = cache.layers[layer] if layer < len(cache.layers) else None
+    if type(found) is DynamicLayer and not found.is_initialized:
+        cache.layers[layer] = GrowingLayer()
+
+
+def pooled_means(
+    cache: Cache, layer: int, ranked: RankedBlocks | None, *, new: int, documents: Tensor | None
+) -> Tensor | None:
+    """The means of the blocks that a layer ranks, if its cache keeps them; None lets the kernel pool all keys."""
+    kept = cache.layers[layer]
+    if ranked is None or not isinstance(kept, GrowingLayer) or ranked.keys.device.type != "cpu":
+        return None
+    if torch.is_grad_enabled() and ranked.keys.requires_grad:
+        return None
+    return kept.means(ranked, new=new, documents=documents)
