@@ -23,6 +23,9 @@ class GrowingLayer(DynamicLayer):
     which get room again with the next token.
     """
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.rooms: tuple[Tensor, Tensor] | None = None
@@ -113,11 +116,11 @@ def with_room(old: Tensor, new: Tensor, length: int, total: int) -> Tensor:
 
 def let_grow(cache: Cache, layer: int) -> None:
     """Put a growing layer in the place of an empty DynamicLayer of transformers; other kinds stay as they are."""
-    replicated = getattr(cache, "layer_class_to_replicate", None)
+    replicated: Any = getattr(cache, "layer_class_to_replicate", None)
     if replicated is DynamicLayer:
         while len(cache.layers) <= layer:
-            cache.layers.append(DynamicLayer())
-    found = cache.layers[layer] if layer < len(cache.layers) else None
+            cache.layers.append(replicated())
+    found: Any = cache.layers[layer] if layer < len(cache.layers) else None
     if type(found) is DynamicLayer and not found.is_initialized:
         cache.layers[layer] = GrowingLayer()
 

@@ -94,6 +94,8 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
         assert selected is not None
         losses = {}
         if self.training and torch.is_grad_enabled() and self.config.divergence:
-            divergence = indexer_divergence(call.q, call.k, indexer, selected, top_k, call.layout())
+            divergence = indexer_divergence(
+                call.q, call.k, indexer, selected, top_k, call.layout(), backend=call.backend
+            )
             losses["indexer"] = self.config.divergence * divergence
         return MechanismOutput(attended.output, losses, {"selected": selected})

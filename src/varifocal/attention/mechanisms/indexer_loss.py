@@ -10,12 +10,23 @@ from torch.utils.checkpoint import checkpoint
 from varifocal.attention.precision import wide
 from varifocal.equations.branches import Indexer, TopK
 from varifocal.equations.layout import Layout
+from varifocal.kernels.native import library
+from varifocal.kernels.native.indexer import choice_divergence
 
 QUERIES_AT_A_TIME = 256
 """Bounds what is gathered at once to H x 256 x K rows of keys."""
 
 
-def indexer_divergence(q: Tensor, k: Tensor, indexer: Indexer, selected: Tensor, top_k: TopK, layout: Layout) -> Tensor:
+def indexer_divergence(
+    q: Tensor,
+    k: Tensor,
+    indexer: Indexer,
+    selected: Tensor,
+    top_k: TopK,
+    layout: Layout,
+    *,
+    backend: str = "auto",
+) -> Tensor:
     """Mean over queries and heads of KL(attention || indexer), both as softmax over the keys that are read.
 
     Args:
@@ -24,9 +35,17 @@ def indexer_divergence(q: Tensor, k: Tensor, indexer: Indexer, selected: Tensor,
         selected: the indices [B, H, T, K] that attend returned (first keys of blocks for select="blocks").
         top_k: the branch that selected them.
         layout: where the queries stand; padding queries do not count.
+        backend: as in attend; "reference" gathers the chosen keys in plain torch.
     """
     q, k = wide(q.detach()), wide(k.detach())
     whole = top_k.select == "blocks"
+    queries = ((layout.query_place >= 0).sum() * q.shape[1]).clamp(min=1)
+    if backend != "reference" and native_can(q, k, indexer):
+        groups = q.shape[1] // indexer.queries.shape[1]
+        return choice_divergence(
+            q, k, indexer.queries.repeat_interleave(groups, dim=1), indexer.keys, selected,
+            position=layout.position.int(), start=layout.start.int(), block=top_k.block if whole else None,
+        ).sum() / queries  # fmt: skip
     keys = with_whole_blocks(selected, top_k.block, layout) if whole else with_own_key(selected, layout)
     total = q.new_zeros(())
     for begin in range(0, q.shape[2], QUERIES_AT_A_TIME):
@@ -40,8 +59,14 @@ def indexer_divergence(q: Tensor, k: Tensor, indexer: Indexer, selected: Tensor,
             keys[:, :, part],
             use_reentrant=False,
         )
-    queries = (layout.query_place >= 0).sum() * q.shape[1]
-    return total / queries.clamp(min=1)
+    return total / queries
+
+
+def native_can(q: Tensor, k: Tensor, indexer: Indexer) -> bool:
+    """Whether the native kernels can find the divergence."""
+    fits = indexer.keys.shape[1] == k.shape[1] and indexer.keys.shape[-1] <= k.shape[-1]
+    floats = all(x.dtype == torch.float32 and x.device.type == "cpu" for x in (q, k, indexer.queries, indexer.keys))
+    return library.why_missing() is None and fits and floats
 
 
 def summed_divergence(q: Tensor, k: Tensor, index_q: Tensor, index_k: Tensor, keys: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from varifocal.bench.timing import Times, measure, take_turns
 
 LARGEST_LOGITS = 3 * 2**30
 """Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not asked for."""
+LONG_ROUND = 120.0
+"""Seconds of a round of which there is only one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,8 @@ class Plan:
     layers: int | None = None
     """Fewer layers than the preset's, to try things out."""
     rounds: int = 3
-    """Rounds in which all take turns; fewer where one takes longer than five minutes."""
+    """Rounds in which all take turns after a first one to warm up. Where a round takes longer than two minutes, the
+    first one is the only one."""
     memory: bool = True
     decode: int = 16
     """Tokens decoded after a text of each length; 0 for none."""
@@ -88,14 +91,14 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
             step(f"decoding behind {length} tokens")
             found += time_decoding(contenders, plan, length)
         del contenders, shared
-        if plan.memory:
-            for row in (row for row in found if row["pass"] == "training"):
-                step(f"memory of {row['name']} at {length} tokens")
-                row["peak_bytes"] = peak_bytes(row["name"], plan, length)
-            base = next(row["peak_bytes"] for row in found if row["pass"] == "training")
-            for row in (row for row in found if row["pass"] == "training"):
-                row["memory_ratio"] = row["peak_bytes"] / base
         rows += found
+    if plan.memory:
+        for row in (row for row in rows if row["pass"] == "training"):
+            step(f"memory of {row['name']} at {row['length']} tokens")
+            row["peak_bytes"] = peak_bytes(row["name"], plan, row["length"])
+            if row["name"] == row["against"]:
+                base = row["peak_bytes"]
+            row["memory_ratio"] = row["peak_bytes"] / base
     return {
         "benchmark": "model",
         "environment": environment(),
@@ -197,8 +200,13 @@ def take_turns_and_report(
     """A row for each contender; speeds are relative to the first one, round by round."""
     device = torch.device("cpu")
     single = {name: measure(run, device) for name, run in runs.items()}
-    rounds = max(1, min(plan.rounds, int(300 / sum(single.values()))))
-    times = take_turns(runs, rounds=rounds, device=device, warm_up=False)
+    long = sum(single.values()) > LONG_ROUND
+    rounds = 1 if long else plan.rounds
+    times = (
+        {name: Times((seconds,)) for name, seconds in single.items()}
+        if long
+        else take_turns(runs, rounds=rounds, device=device, warm_up=False)
+    )
     first = next(iter(runs))
     count = plan.batch * (length if kind == "training" else plan.decode)
     return [
@@ -233,6 +241,3 @@ def peak_bytes(name: str, plan: Plan, length: int) -> int:
     }
     answer = in_own_process("varifocal.bench.model.memory_probe", task, timeout=3600)
     return int(str(answer["peak_bytes"]))
-
-
-__all__ = ["Plan", "Step", "Times", "bench_model"]
