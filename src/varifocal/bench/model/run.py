@@ -56,6 +56,19 @@ class Step:
     doing: str
 
 
+def add_memory(content: dict[str, Any], plan: Plan, *, on_step: Callable[[str], None] | None = None) -> None:
+    """Measure the peak memory of every training row that has none yet, each in a process of its own."""
+    base: dict[int, int] = {}
+    for row in (row for row in content["rows"] if row["pass"] == "training"):
+        if row["peak_bytes"] is None:
+            if on_step is not None:
+                on_step(f"memory of {row['name']} at {row['length']} tokens")
+            row["peak_bytes"] = peak_bytes(row["name"], plan, row["length"])
+        if row["name"] == row["against"]:
+            base[row["length"]] = row["peak_bytes"]
+        row["memory_ratio"] = row["peak_bytes"] / base[row["length"]]
+
+
 def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
     """The result file's content: environment, sizes, and a row for each contender, pass and length."""
     for name in plan.names or ():
@@ -92,14 +105,7 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
             found += time_decoding(contenders, plan, length)
         del contenders, shared
         rows += found
-    if plan.memory:
-        for row in (row for row in rows if row["pass"] == "training"):
-            step(f"memory of {row['name']} at {row['length']} tokens")
-            row["peak_bytes"] = peak_bytes(row["name"], plan, row["length"])
-            if row["name"] == row["against"]:
-                base = row["peak_bytes"]
-            row["memory_ratio"] = row["peak_bytes"] / base
-    return {
+    content = {
         "benchmark": "model",
         "environment": environment(),
         "preset": plan.preset,
@@ -109,6 +115,9 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
         "notes": notes,
         "rows": rows,
     }
+    if plan.memory:
+        add_memory(content, plan, on_step=step)
+    return content
 
 
 def vocabulary_of(plan: Plan) -> int:
@@ -169,15 +178,16 @@ def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[
     """Greedy tokens, one at a time, behind a cached text."""
     ids = tokens(plan, length)
     runs: dict[str, Callable[[], None]] = {}
+    # Both baselines are one model; only their losses differ.
+    first = BASELINE if any(one.name == BASELINE for one in contenders) else LEAN_BASELINE
     for contender in contenders:
-        if contender.name == LEAN_BASELINE:
+        name = BASELINE if contender.name == first else contender.name
+        if name == LEAN_BASELINE:
             continue
         contender.model.eval()
         with torch.no_grad():
             cache = contender.model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
-        runs[contender.name] = decoding(contender, cache, ids[:, -1:], plan.decode)
-    if not runs:
-        return []
+        runs[name] = decoding(contender, cache, ids[:, -1:], plan.decode)
     return take_turns_and_report(runs, plan, length, "decode")
 
 
