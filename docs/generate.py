@@ -17,6 +17,7 @@ from torch import Tensor
 from varifocal import MECHANISMS, HeadShape, make_mechanism
 from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
 from varifocal.evidence.attention_bench_plot import plot_attention_bench
+from varifocal.evidence.model_bench import model_table, read_model_bench
 from varifocal.evidence.retrofit import read_retrofit, retrofit_table
 
 TOP = Path(__file__).parent.parent
@@ -136,6 +137,18 @@ def bars(bench: AttentionBench) -> str:
     return "\n\n".join([markdown(table), *lines])
 
 
+def model_bench(files: list[Path]) -> str:
+    """Tables of `varifocal bench model`, one after the other, with their commands and notes."""
+    parts = []
+    for content in map(read_model_bench, files):
+        shared = content["environment"]
+        parts.append(f"`{shared['command']}`, commit {shared['commit']}, {shared['threads']} threads.")
+        parts += content["notes"]
+        for kind, title in (("training", "A training step:"), ("decode", "Decoding, one token at a time:")):
+            parts += [title, markdown(model_table(content, kind))]
+    return "\n\n".join(parts)
+
+
 def fill(text: str, block: str, content: str) -> str:
     """The text with the content between the block's two markers."""
     begin, end = f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
@@ -160,6 +173,10 @@ def main() -> None:
         experiments = TOP / "EXPERIMENTS.md"
         experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "bars", bars(bench)), encoding="utf-8")
         plot_attention_bench(bench, TOP / "docs/pictures/attention_bench.png")
+    models = [path for length in (2048, 8192) if (path := TOP / f"results/model_bench_{length}.json").exists()]
+    if models:
+        experiments = TOP / "EXPERIMENTS.md"
+        experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "model", model_bench(models)), "utf-8")
     adapted = TOP / "results/retrofit_smollm2.json"
     if adapted.exists():
         experiments = TOP / "EXPERIMENTS.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -13,7 +13,7 @@ from rich.console import Console
 from varifocal.cli.files import require_folder, write_atomically
 from varifocal.cli.numbers import parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
-from varifocal.evidence.model_bench import model_table
+from varifocal.evidence.model_bench import model_table, read_model_bench
 
 
 def model(
@@ -32,6 +32,10 @@ def model(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 3,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too, each in a process of its own.")] = True,
+    memory_of: Annotated[
+        Path | None,
+        typer.Option(help="Only measure the memory of the rows of this result file that have none, and add it there."),
+    ] = None,
     decode: Annotated[int, typer.Option(min=0, help="Tokens to decode behind each text; 0 for none.")] = 16,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)
@@ -49,10 +53,19 @@ def model(
     """
     if json_file is not None:
         require_folder(json_file)
-    from varifocal.bench.model.run import Plan, Step, bench_model
+    from varifocal.bench.model.run import Plan, Step, add_memory, bench_model
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if memory_of is not None:
+        content = read_model_bench(memory_of)
+        known = Plan(preset=content["preset"], lengths=measured_lengths(content), batch=content["batch"], layers=layers)
+        with progress_bar() as progress:
+            task = progress.add_task("starting", total=None)
+            add_memory(content, known, on_step=lambda doing: progress.update(task, description=doing))
+        write_atomically(memory_of, json.dumps(content, indent=1) + "\n")
+        print_result(content)
+        return
     plan = Plan(
         preset=preset,
         lengths=parse_lengths(lengths),
@@ -70,6 +83,18 @@ def model(
             progress.update(task, description=step.doing, completed=step.done, total=step.total)
 
         content = bench_model(plan, on_step=show)
+    print_result(content)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(content, indent=1) + "\n")
+
+
+def measured_lengths(content: dict[str, Any]) -> tuple[int, ...]:
+    """The lengths of a result's rows."""
+    return tuple(sorted({row["length"] for row in content["rows"]}))
+
+
+def print_result(content: dict[str, Any]) -> None:
+    """A table for each pass, notes, and where it was measured."""
     console = Console()
     for kind in dict.fromkeys(row["pass"] for row in content["rows"]):
         print_table(
@@ -79,5 +104,3 @@ def model(
         console.print(f"[dim]{note}[/dim]", highlight=False)
     shared = content["environment"]
     console.print(f"{shared['processor']}, {shared['threads']} threads, torch {shared['torch']}")
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(content, indent=1) + "\n")

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast, TextStreamer
 
+ENDS = ("<|endoftext|>", "<|im_end|>", "</s>")
+"""What ends a document in the tokenizers that we know; a bare tokenizer.json does not say."""
+
 
 def load_text_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer.json of a model's folder, as transformers uses it; ValueError if there is none or it is broken."""
@@ -14,10 +17,14 @@ def load_text_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
         raise ValueError(f"{folder} holds no tokenizer: there is no tokenizer.json in it")
     try:
         if (Path(folder) / "tokenizer_config.json").is_file():
-            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        return PreTrainedTokenizerFast(tokenizer_file=str(file))
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        else:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
     except Exception as error:  # the tokenizers library raises plain Exception for a file that it cannot read
         raise ValueError(f"{file} cannot be read as a tokenizer: {' '.join(str(error).split())}") from error
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = next((end for end in ENDS if end in tokenizer.get_vocab()), None)
+    return tokenizer
 
 
 def printing_streamer(tokenizer: PreTrainedTokenizerFast) -> TextStreamer:
