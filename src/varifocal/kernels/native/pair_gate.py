@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import library
+from .arguments import TensorArgument, dtype_argument, pointer, rows_contiguous, tensor_argument
 
 PairForm = Literal["product", "log", "threshold"]
 FORMS: tuple[PairForm, ...] = ("product", "log", "threshold")
@@ -31,19 +32,15 @@ class PairGated(NamedTuple):
     """[B, H, T] float32: log of the sum of exp(score), -inf where nothing is read; carries no gradient."""
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 3)]
-
-
 class _Call(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_width", "units")],
         *[(name, ctypes.c_int32) for name in ("dtype", "threads", "form")],
         ("threshold", ctypes.c_float),
         *[(name, ctypes.c_int32) for name in ("window", "prefix")],
-        *[(name, _Tensor) for name in ("q", "k", "v", "a", "b")],
+        *[(name, TensorArgument) for name in ("q", "k", "v", "a", "b")],
         *[(name, ctypes.c_void_p) for name in ("output", "bias", "scale", "position", "start")],
-        ("out", _Tensor),
+        ("out", TensorArgument),
         *[(name, ctypes.c_void_p) for name in ("lse", "norm")],
     ]
 
@@ -51,7 +48,7 @@ class _Call(ctypes.Structure):
 class _GradCall(ctypes.Structure):
     _fields_ = [
         ("forward", _Call),
-        *[(name, _Tensor) for name in ("grad_out", "grad_q", "grad_k", "grad_v", "grad_a", "grad_b")],
+        *[(name, TensorArgument) for name in ("grad_out", "grad_q", "grad_k", "grad_v", "grad_a", "grad_b")],
         *[(name, ctypes.c_void_p) for name in ("grad_output", "grad_bias", "grad_scale")],
     ]
 
@@ -72,13 +69,9 @@ class _Inputs(NamedTuple):
 
     def laid_out(self) -> "_Inputs":
         """q, k, v, a, b with contiguous rows, the others contiguous."""
-        rows = (x if x.stride(-1) == 1 else x.contiguous() for x in self[:5])
+        rows = (rows_contiguous(x) for x in self[:5])
         whole = (None if x is None else x.contiguous() for x in self[5:])
         return _Inputs(*rows, *whole)
-
-
-def _strided(x: Tensor) -> _Tensor:
-    return _Tensor(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]))
 
 
 def _call(
@@ -101,23 +94,23 @@ def _call(
         keys=x.k.shape[2],
         head_width=x.q.shape[3],
         units=x.a.shape[3],
-        dtype={torch.float32: 0, torch.bfloat16: 1}[x.q.dtype],
+        dtype=dtype_argument(x.q),
         threads=torch.get_num_threads(),
         form=form,
         threshold=threshold,
         window=window,
         prefix=prefix,
-        q=_strided(x.q),
-        k=_strided(x.k),
-        v=_strided(x.v),
-        a=_strided(x.a),
-        b=_strided(x.b),
+        q=tensor_argument(x.q),
+        k=tensor_argument(x.k),
+        v=tensor_argument(x.v),
+        a=tensor_argument(x.a),
+        b=tensor_argument(x.b),
         output=x.output.data_ptr(),
-        bias=None if x.bias is None else x.bias.data_ptr(),
+        bias=pointer(x.bias),
         scale=x.scale.data_ptr(),
         position=x.position.data_ptr(),
         start=x.start.data_ptr(),
-        out=_strided(out),
+        out=tensor_argument(out),
         lse=lse.data_ptr(),
         norm=norm.data_ptr() if norm.numel() else None,
     )
@@ -159,24 +152,8 @@ def _empty(q: Tensor, save: bool) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @_pair_gate.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    output: Tensor,
-    bias: Tensor | None,
-    scale: Tensor,
-    position: Tensor,
-    start: Tensor,
-    form: int,
-    threshold: float,
-    window: int,
-    prefix: int,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(q, save)
+def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty(q, others[-1])
 
 
 @torch.library.custom_op("varifocal::pair_gate_backward", mutates_args=(), device_types="cpu")
@@ -202,16 +179,16 @@ def _pair_gate_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q (float32, whatever q's dtype), k, v, a, b, output, bias and scale."""
     x = _Inputs(q, k, v, a, b, output, bias, scale, position, start).laid_out()
-    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
+    grad_out = rows_contiguous(grad_out)
     grads = _empty_grads(q, k, a, b, output)
     call = _GradCall(
         forward=_call(x, form=form, threshold=threshold, window=window, prefix=prefix, out=out, lse=lse, norm=norm),
-        grad_out=_strided(grad_out),
-        grad_q=_strided(grads[0]),
-        grad_k=_strided(grads[1]),
-        grad_v=_strided(grads[2]),
-        grad_a=_strided(grads[3]),
-        grad_b=_strided(grads[4]),
+        grad_out=tensor_argument(grad_out),
+        grad_q=tensor_argument(grads[0]),
+        grad_k=tensor_argument(grads[1]),
+        grad_v=tensor_argument(grads[2]),
+        grad_a=tensor_argument(grads[3]),
+        grad_b=tensor_argument(grads[4]),
         grad_output=grads[5].data_ptr(),
         grad_bias=grads[6].data_ptr(),
         grad_scale=grads[7].data_ptr(),
@@ -237,24 +214,7 @@ def _empty_grads(
 
 @_pair_gate_backward.register_fake
 def _(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    b: Tensor,
-    output: Tensor,
-    bias: Tensor | None,
-    scale: Tensor,
-    position: Tensor,
-    start: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    norm: Tensor,
-    form: int,
-    threshold: float,
-    window: int,
-    prefix: int,
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, output: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _empty_grads(q, k, a, b, output)
 
