@@ -17,6 +17,7 @@ from varifocal.cli.evaluate import evaluate
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 from varifocal.cli.retrofit import retrofit
+from varifocal.cli.train import train
 
 app = typer.Typer(
     name="varifocal",
@@ -36,6 +37,7 @@ app.command()(info)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
+app.command()(train)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 
