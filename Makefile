@@ -6,7 +6,10 @@ CHECKED := src tests docs/generate.py
 .PHONY: demo test lint types unit sanitize results docs setup clean
 
 demo: setup
-	$(BIN)/varifocal check
+	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
+	@echo 'next: $(BIN)/varifocal generate runs/demo/cells/head_gated-seed0/model "The state of the Union"'
+	@echo '      $(BIN)/varifocal ablate configs/demo.toml runs/gates -a head_gated.no_gate -a head_gated.static_gate --workers 2'
+	@echo '      $(BIN)/varifocal check    holds every mechanism to what training and decoding rely on'
 
 test: setup lint types unit sanitize
 

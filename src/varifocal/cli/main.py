@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 
 import varifocal
+from varifocal.cli.ablate import ablate
 from varifocal.cli.bench import bench
 from varifocal.cli.check import check
+from varifocal.cli.compare import compare
 from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.generate import generate
@@ -34,10 +36,12 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(info)
+app.command()(train)
+app.command()(compare)
+app.command()(ablate)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
-app.command()(train)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 
