@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from varifocal.evidence.comparison import Comparison
 from varifocal.evidence.estimates import Estimate, estimate, paired_difference
@@ -35,7 +36,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
     differences.axhline(0, color="black", linewidth=1.0)
     differences.set_title(f"difference to {comparison.baseline}, paired by seed", fontsize=11)
     losses.set_title("validation loss, nats a token", fontsize=11)
-    # Early on every loss is high: what matters lies between the lowest point and where the second validation stood.
+    zoom(losses)
     for axes in (losses, differences):
         axes.set_xlabel("million tokens of training")
         axes.grid(alpha=0.3)
@@ -54,6 +55,15 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
     finally:
         pyplot.close(figure)
         beside.unlink(missing_ok=True)
+
+
+def zoom(axes: Any) -> None:
+    """Leave out the steep beginning, where all arms are alike: the first quarter of the training sets no limit."""
+    points = [(tokens, loss) for line in axes.get_lines() for tokens, loss in zip(*line.get_data(), strict=True)]
+    end = max(tokens for tokens, _ in points)
+    late = [loss for tokens, loss in points if tokens >= end / 4]
+    margin = 0.05 * (max(late) - min(late)) or 0.05
+    axes.set_ylim(min(late) - margin, max(late) + margin)
 
 
 def loss_curve(comparison: Comparison, arm: str) -> Curve:

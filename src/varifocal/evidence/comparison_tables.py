@@ -12,6 +12,13 @@ from varifocal.evidence.papers import PaperTable, paper_tables
 Table = list[list[str]]
 
 
+def without_empty_columns(table: Table) -> Table:
+    """The table without columns that no row fills, such as p for one seed."""
+    header, *body = table
+    kept = [number for number in range(len(header)) if number == 0 or any(row[number] for row in body)]
+    return [[row[number] for number in kept] for row in table]
+
+
 def loss_table(comparison: Comparison) -> Table:
     """Header and rows: losses, and the paired difference to the baseline with its p-value."""
     results = comparison.results
@@ -36,7 +43,7 @@ def loss_table(comparison: Comparison) -> Table:
             row += [signed(full), p_text(None if full is None else full.p_value)]
         row += [f"{result.bits_per_byte.mean:.4f}", *([with_interval(result.test_loss)] if tested else [])]
         body.append(row)
-    return [header, *body]
+    return without_empty_columns([header, *body])
 
 
 def cost_table(comparison: Comparison) -> Table:
@@ -107,7 +114,7 @@ def beside(table: PaperTable, known: dict[str, ArmResult]) -> Table:
             cells += [ratio(result.speed_ratio)] if table.speed else []
             cells += [duration(result.seconds.mean)] if table.time else []
         body.append(cells)
-    return [header, *body]
+    return without_empty_columns([header, *body])
 
 
 def our_setting(comparison: Comparison) -> str:
