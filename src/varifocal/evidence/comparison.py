@@ -117,7 +117,7 @@ class Comparison:
     def ratio(self, arm: str, what: str) -> float | None:
         """The mean of an arm over that of the baseline, for the seeds that both have."""
         ours, theirs = self.pairs(arm, self.baseline, what)
-        return sum(ours) / sum(theirs) if ours else None
+        return sum(ours) / sum(theirs) if sum(theirs) else None
 
     def as_json(self) -> dict[str, Any]:
         """The content of comparison.json, with the estimates for those who read no Python."""
