@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def small_content(data: PreparedData | Path, mechanism: str = "head_gated", **sections: dict[str, Any]) -> Any:
+def small_content(data: PreparedData | Path, mechanism: str = "head_gated", /, **sections: dict[str, Any]) -> Any:
     """A config as plain values: 8 steps of 4 rows of 64 tokens; `sections` are laid over it."""
     path = data.folder if isinstance(data, PreparedData) else data
     content: dict[str, dict[str, Any]] = {
@@ -46,7 +46,9 @@ def small_content(data: PreparedData | Path, mechanism: str = "head_gated", **se
     return content
 
 
-def small_config(data: PreparedData | Path, mechanism: str = "head_gated", **sections: dict[str, Any]) -> TrainingConfig:
+def small_config(
+    data: PreparedData | Path, mechanism: str = "head_gated", /, **sections: dict[str, Any]
+) -> TrainingConfig:
     return config_from(small_content(data, mechanism, **sections))
 
 

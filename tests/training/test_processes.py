@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import losses, records, said_file, small_config, start_training, wait_for_step
+from tests.training.runs import losses, said_file, small_config, start_training, wait_for_step
 from varifocal.data import PreparedData
 from varifocal.training.run import train
 
@@ -19,19 +20,20 @@ def workers_of(launcher: int) -> list[int]:
 
 
 def test_two_processes_equal_one_and_go_on_after_one_is_killed(probe: PreparedData, tmp_path: Path) -> None:
-    steps = {"steps": 30, "micro_batch": 1}
-    config = small_config(probe, "head_gated", optimization=steps)
+    # Sums in another order differ in their last bits, and AdamW makes much of them once gradients are small: few steps.
+    config = small_config(probe, optimization={"steps": 12, "micro_batch": 1, "learning_rate": 1e-3})
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(config.as_toml(), encoding="utf-8")
     process = start_training(
         tmp_path / "config.toml", tmp_path / "two", torchrun=("--nproc-per-node", "2", "--max-restarts", "1")
     )
-    wait_for_step(process, tmp_path / "two", 7)
+    wait_for_step(process, tmp_path / "two", 5)
     os.kill(workers_of(process.pid)[1], signal.SIGKILL)
     process.wait(timeout=120)
     words = said_file(tmp_path / "two").read_text(encoding="utf-8")
     assert process.returncode == 0, words[-3000:]
     assert "going on from step" in words
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-6)
-    validation = [[one["validation_loss"] for one in records(tmp_path / name) if "validation_loss" in one] for name in ("one", "two")]
-    assert validation[0] == pytest.approx(validation[1], abs=1e-6)
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two")]
+    assert summaries[1]["validation_loss"] == pytest.approx(summaries[0]["validation_loss"], abs=1e-6)
+    assert summaries[1]["processes"] == 2

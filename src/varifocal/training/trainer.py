@@ -316,3 +316,10 @@ class Schedule(TrainerCallback):
         control.should_save = not last and (step % config.checkpoints.every == 0 or self.trainer.stopping)
         control.should_training_stop = last or self.trainer.stopping
         return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        # Trainer asks once more when the loop is over; the last step has done it all.
+        control.should_log = control.should_evaluate = control.should_save = False
+        return control
