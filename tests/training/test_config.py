@@ -127,5 +127,5 @@ def test_cpu_configs_keep_the_proportions_of_window_and_context() -> None:
         ratios = []
         for config in (small, large):
             options = model_config(config, None).layer_mechanism(0).options
-            ratios.append(config.optimization.length / options.get("window", options.get("window_min")))
+            ratios.append(config.optimization.length / int(options.get("window") or options["window_min"]))
         assert ratios[0] == ratios[1] == 8

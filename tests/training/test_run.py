@@ -17,7 +17,7 @@ import torch
 from tests.training.runs import OPTIONS, losses, records, small_config, small_content
 from varifocal.data import Batches, PreparedData
 from varifocal.data.probe import Probe, make_probe
-from varifocal.model import VarifocalForCausalLM, load_model
+from varifocal.model import load_model
 from varifocal.training.config import TrainingConfig, config_from
 from varifocal.training.divergence import DivergedError
 from varifocal.training.evaluation import evaluate
@@ -210,9 +210,9 @@ def test_run_goes_on_from_a_saved_model(run: Run, probe: PreparedData, tmp_path:
 
 def poisoned(run: Run, folder: Path) -> Path:
     """The run's model with a weight of layer 1 that is not a number."""
-    model: VarifocalForCausalLM = load_model(run.out / "model")
+    model = load_model(run.out / "model")
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+        dict(model.named_parameters())["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
     model.save_pretrained(folder)
     return folder
 

@@ -25,7 +25,7 @@ from varifocal.training.config import TrainingConfig
 from varifocal.training.divergence import DivergedError, where_it_diverges
 from varifocal.training.evaluation import Evaluation, evaluate
 from varifocal.training.gate_traces import append_gate_trace, gate_trace
-from varifocal.training.interruption import StopRequest
+from varifocal.training.interruption import StopRequest, stop_requests
 from varifocal.training.metrics import Metrics
 from varifocal.training.micro_batches import MicroBatches
 from varifocal.training.parameter_groups import parameter_groups
@@ -84,7 +84,6 @@ class RunTrainer(Trainer):
         validation: TokenSplit,
         metrics: Metrics | None,
         beginning: Beginning,
-        stop: StopRequest,
         resident_before: int,
         say: Callable[[Progress], None],
     ) -> None:
@@ -93,7 +92,8 @@ class RunTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(Schedule(self))
         self.config, self.folder, self.batches, self.validation = config, folder, batches, validation
-        self.metrics, self.beginning, self.stop, self.say = metrics, beginning, stop, say
+        self.metrics, self.beginning, self.say = metrics, beginning, say
+        self.stop = StopRequest()
         self.resident_before = resident_before
         self.micro_batch = arguments.per_device_train_batch_size
         self.seconds = beginning.seconds
@@ -117,9 +117,13 @@ class RunTrainer(Trainer):
 
     def train_run(self) -> None:
         """Train to the last step, or until somebody asks for the end."""
-        self._mark = time.perf_counter()
         checkpoint = self.beginning.checkpoint
-        self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        with stop_requests() as self.stop:
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+    def restart_clock(self) -> None:
+        """What went before is not training time."""
+        self._mark = time.perf_counter()
 
     def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
         """This process's own micro-batches, from the step at which the run begins."""
@@ -258,7 +262,7 @@ class RunTrainer(Trainer):
                 }
             )
         self.tell()
-        self._mark = time.perf_counter()
+        self.restart_clock()
         return {"eval_loss": self.latest.loss}
 
     def peak_bytes(self) -> int:
@@ -289,7 +293,7 @@ class RunTrainer(Trainer):
                 f"the checkpoint of step {step} cannot be written to {folder}: {' '.join(str(error).split())}; make "
                 f"room, and --resume goes on {good}"
             ) from error
-        self._mark = time.perf_counter()
+        self.restart_clock()
 
 
 class Schedule(TrainerCallback):
@@ -297,6 +301,12 @@ class Schedule(TrainerCallback):
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        self.trainer.restart_clock()
+        return control
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
