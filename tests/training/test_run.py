@@ -317,9 +317,10 @@ def test_command_trains_in_bfloat16(probe: PreparedData, tmp_path: Path) -> None
     assert load_model(tmp_path / "run" / "model").dtype == torch.float32
 
 
-def test_full_disk_stops_with_one_sentence(probe: PreparedData, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "what"), [(2, "the checkpoint of step 2"), (1000, "the model")])
+def test_full_disk_stops_with_one_sentence(probe: PreparedData, tmp_path: Path, every: int, what: str) -> None:
     """A limit on the size of files stands in for the end of a disk."""
-    config = small_config(probe)
+    config = small_config(probe, optimization={"steps": 3}, checkpoints={"every": every})
     (tmp_path / "c.toml").write_text(config.as_toml())
     program = (
         "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
@@ -333,6 +334,6 @@ def test_full_disk_stops_with_one_sentence(probe: PreparedData, tmp_path: Path) 
         env=os.environ | {"COLUMNS": "300"},
     )
     assert done.returncode == 2, done.stderr[-2000:]
-    assert "the checkpoint of step 2 cannot be written" in done.stderr
+    assert f"{what} cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    assert not (tmp_path / "run" / "model").exists()

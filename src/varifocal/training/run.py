@@ -29,7 +29,7 @@ from varifocal.training.metrics import Metrics, keep_metrics_until, require_tens
 from varifocal.training.processes import decided_by_first, restarted_by_torchrun, started_together
 from varifocal.training.run_folder import RunFolder, locked
 from varifocal.training.start import model_config, starting_model
-from varifocal.training.trainer import WRITING, Beginning, Progress, RunTrainer
+from varifocal.training.trainer import WRITE_ERRORS, WRITING, Beginning, Progress, RunTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +271,11 @@ def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, traine
     if trainer.first:
         shutil.rmtree(writing, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(writing))
+    try:
+        trainer.save_model(str(writing))
+    except WRITE_ERRORS as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise trainer.unwritable("the model", error) from error
     trainer.accelerator.wait_for_everyone()
     entry = data.manifest.tokenizer
     summary = RunSummary(

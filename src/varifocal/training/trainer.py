@@ -35,6 +35,9 @@ from varifocal.training.run_folder import RunFolder
 WRITING = ".writing"
 """The folder below `checkpoints` in which Trainer writes; what lies in it is not a checkpoint yet."""
 
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""torch and safetensors report a full disk in ways of their own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -284,16 +287,19 @@ class RunTrainer(Trainer):
                 seal(folder / WRITING / f"checkpoint-{step}", folder / f"{PREFIX}{step}", state)
                 remove_old(folder, keep=max(1, self.config.checkpoints.keep))
             self.accelerator.wait_for_everyone()
-        # torch and safetensors report a full disk in ways of their own.
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except WRITE_ERRORS as error:
             discard(folder / WRITING)
-            last = self.last_checkpoint
-            good = "from the beginning" if last is None else f"from {last}"
-            raise ValueError(
-                f"the checkpoint of step {step} cannot be written to {folder}: {' '.join(str(error).split())}; make "
-                f"room, and --resume goes on {good}"
-            ) from error
+            raise self.unwritable(f"the checkpoint of step {step}", error) from error
         self.restart_clock()
+
+    def unwritable(self, what: str, error: Exception) -> ValueError:
+        """What could not be written, why, and from where the run can go on, in one sentence."""
+        last = self.last_checkpoint
+        good = "from the beginning" if last is None else f"from {last}"
+        return ValueError(
+            f"{what} cannot be written to {self.folder.path}: {' '.join(str(error).split())}; make room, and --resume "
+            f"goes on {good}"
+        )
 
 
 class Schedule(TrainerCallback):
