@@ -46,10 +46,11 @@ def train(
     """
     from varifocal.training.config import load_config
     from varifocal.training.interruption import StoppedError
+    from varifocal.training.processes import is_first_process
     from varifocal.training.run import train as run
 
     settings = load_config(config, setting or [])
-    console = Console()
+    console = Console(quiet=not is_first_process())
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

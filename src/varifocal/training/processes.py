@@ -17,6 +17,11 @@ def started_together() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_first_process() -> bool:
+    """Whether this process speaks for all; known before they have met."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def restarted_by_torchrun() -> bool:
     """Whether torchrun started this process again after one of its processes had died (--max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -24,12 +24,12 @@ from varifocal.model.checkpoints import one_line, only_errors
 from varifocal.training.checkpoints import discard, newest_whole, remove_old, remove_unfinished
 from varifocal.training.config import DataSection, TrainingConfig
 from varifocal.training.gate_traces import keep_gate_traces_until
-from varifocal.training.interruption import StoppedError, stop_requests
+from varifocal.training.interruption import StoppedError
 from varifocal.training.metrics import Metrics, keep_metrics_until, require_tensorboard
 from varifocal.training.processes import decided_by_first, restarted_by_torchrun, started_together
 from varifocal.training.run_folder import RunFolder, locked
 from varifocal.training.start import model_config, starting_model
-from varifocal.training.trainer import WRITING, Beginning, Progress, RunTrainer
+from varifocal.training.trainer import WRITE_ERRORS, WRITING, Beginning, Progress, RunTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,6 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(only_errors())
         stack.enter_context(explained(folder.path))
-        stop = stack.enter_context(stop_requests())
         model_config(config, None)
         arguments = training_arguments(config, folder)
         first = arguments.process_index == 0
@@ -138,7 +137,6 @@ def train(
             validation=data.split("validation"),
             metrics=metrics,
             beginning=beginning,
-            stop=stop,
             resident_before=resident_before,
             say=say,
         )
@@ -273,7 +271,11 @@ def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, traine
     if trainer.first:
         shutil.rmtree(writing, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(writing))
+    try:
+        trainer.save_model(str(writing))
+    except WRITE_ERRORS as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise trainer.unwritable("the model", error) from error
     trainer.accelerator.wait_for_everyone()
     entry = data.manifest.tokenizer
     summary = RunSummary(

@@ -25,7 +25,7 @@ from varifocal.training.config import TrainingConfig
 from varifocal.training.divergence import DivergedError, where_it_diverges
 from varifocal.training.evaluation import Evaluation, evaluate
 from varifocal.training.gate_traces import append_gate_trace, gate_trace
-from varifocal.training.interruption import StopRequest
+from varifocal.training.interruption import StopRequest, stop_requests
 from varifocal.training.metrics import Metrics
 from varifocal.training.micro_batches import MicroBatches
 from varifocal.training.parameter_groups import parameter_groups
@@ -34,6 +34,9 @@ from varifocal.training.run_folder import RunFolder
 
 WRITING = ".writing"
 """The folder below `checkpoints` in which Trainer writes; what lies in it is not a checkpoint yet."""
+
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""torch and safetensors report a full disk in ways of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,6 @@ class RunTrainer(Trainer):
         validation: TokenSplit,
         metrics: Metrics | None,
         beginning: Beginning,
-        stop: StopRequest,
         resident_before: int,
         say: Callable[[Progress], None],
     ) -> None:
@@ -93,7 +95,8 @@ class RunTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(Schedule(self))
         self.config, self.folder, self.batches, self.validation = config, folder, batches, validation
-        self.metrics, self.beginning, self.stop, self.say = metrics, beginning, stop, say
+        self.metrics, self.beginning, self.say = metrics, beginning, say
+        self.stop = StopRequest()
         self.resident_before = resident_before
         self.micro_batch = arguments.per_device_train_batch_size
         self.seconds = beginning.seconds
@@ -117,9 +120,13 @@ class RunTrainer(Trainer):
 
     def train_run(self) -> None:
         """Train to the last step, or until somebody asks for the end."""
-        self._mark = time.perf_counter()
         checkpoint = self.beginning.checkpoint
-        self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        with stop_requests() as self.stop:
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+    def restart_clock(self) -> None:
+        """What went before is not training time."""
+        self._mark = time.perf_counter()
 
     def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
         """This process's own micro-batches, from the step at which the run begins."""
@@ -258,7 +265,7 @@ class RunTrainer(Trainer):
                 }
             )
         self.tell()
-        self._mark = time.perf_counter()
+        self.restart_clock()
         return {"eval_loss": self.latest.loss}
 
     def peak_bytes(self) -> int:
@@ -280,16 +287,19 @@ class RunTrainer(Trainer):
                 seal(folder / WRITING / f"checkpoint-{step}", folder / f"{PREFIX}{step}", state)
                 remove_old(folder, keep=max(1, self.config.checkpoints.keep))
             self.accelerator.wait_for_everyone()
-        # torch and safetensors report a full disk in ways of their own.
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except WRITE_ERRORS as error:
             discard(folder / WRITING)
-            last = self.last_checkpoint
-            good = "from the beginning" if last is None else f"from {last}"
-            raise ValueError(
-                f"the checkpoint of step {step} cannot be written to {folder}: {' '.join(str(error).split())}; make "
-                f"room, and --resume goes on {good}"
-            ) from error
-        self._mark = time.perf_counter()
+            raise self.unwritable(f"the checkpoint of step {step}", error) from error
+        self.restart_clock()
+
+    def unwritable(self, what: str, error: Exception) -> ValueError:
+        """What could not be written, why, and from where the run can go on, in one sentence."""
+        last = self.last_checkpoint
+        good = "from the beginning" if last is None else f"from {last}"
+        return ValueError(
+            f"{what} cannot be written to {self.folder.path}: {' '.join(str(error).split())}; make room, and --resume "
+            f"goes on {good}"
+        )
 
 
 class Schedule(TrainerCallback):
@@ -297,6 +307,12 @@ class Schedule(TrainerCallback):
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        self.trainer.restart_clock()
+        return control
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -315,4 +331,11 @@ class Schedule(TrainerCallback):
         control.should_evaluate = last or step % config.validation.every == 0
         control.should_save = not last and (step % config.checkpoints.every == 0 or self.trainer.stopping)
         control.should_training_stop = last or self.trainer.stopping
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        # Trainer asks once more when the loop is over; the last step has done it all.
+        control.should_log = control.should_evaluate = control.should_save = False
         return control
