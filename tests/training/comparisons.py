@@ -39,7 +39,8 @@ def small_base(data: Path, **optimization: Any) -> TrainingConfig:
 
 def small_plan(data: Path, *names: str, arms: tuple[Arm, ...] = (), **given: Any) -> ComparisonPlan:
     named = tuple(Arm(name=name, mechanism=name) for name in names or ("dense",))
-    return ComparisonPlan(**({"title": "small", "base": small_base(data), "arms": (*named, *arms)} | given))
+    whole: dict[str, Any] = {"title": "small", "base": small_base(data), "arms": (*named, *arms)} | given
+    return ComparisonPlan(**whole)
 
 
 class TrainHere:

@@ -28,7 +28,8 @@ def test_ablation_makes_another_model_or_another_training(name: str) -> None:
     plan = ComparisonPlan(title="one", base=BASE, arms=tuple(arms.values()))
     ablated, dense = (plan.config(Cell(arm=arms[one], seed=0)) for one in (name, "dense"))
     model = model_config(ablated, None)
-    full = plan.config(Cell(arm=arms[arms[name].reference], seed=0)) if arms[name].reference else dense
+    reference = arms[name].reference
+    full = dense if reference is None else plan.config(Cell(arm=arms[reference], seed=0))
     different = model.to_dict() != model_config(full, None).to_dict()
     assert different or ablated.optimization != full.optimization
 
