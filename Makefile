@@ -6,7 +6,10 @@ CHECKED := src tests docs/generate.py
 .PHONY: demo test lint types unit sanitize results docs setup clean
 
 demo: setup
-	$(BIN)/varifocal check
+	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
+	@echo 'next: $(BIN)/varifocal generate runs/demo/cells/head_gated-seed0/model "The state of the Union"'
+	@echo '      $(BIN)/varifocal ablate configs/demo.toml runs/gates -a head_gated.no_gate -a head_gated.static_gate --workers 2'
+	@echo '      $(BIN)/varifocal check    holds every mechanism to what training and decoding rely on'
 
 test: setup lint types unit sanitize
 
@@ -17,7 +20,7 @@ NATIVE := CMakeLists.txt $(wildcard src/varifocal/kernels/native/*.cpp src/varif
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "varifocal needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,model,gguf,data,gpt2,qwen,plots]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,model,gguf,data,gpt2,qwen,training,tensorboard,plots]'
 	touch $@
 
 lint: setup

@@ -30,6 +30,7 @@ HEAVY = (
     "transformers",
     "gguf",
     "accelerate",
+    "tensorboard",
     "typer",
     "rich",
     "click",
@@ -118,7 +119,9 @@ def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path
         "datatrove": {"data"},
         "pyarrow": {"data"},
         "tokenizers": {"data"},
-        "huggingface_hub": {"data", "model"},
+        "huggingface_hub": {"data", "model", "training"},
+        "accelerate": {"training"},
+        "tensorboard": {"training"},
         "zstandard": {"data"},
         "orjson": {"data"},
         "matplotlib": {"evidence"},
@@ -205,6 +208,11 @@ def test_import_loads_neither_the_compiler_of_torch_nor_a_layer_above_attention(
 def test_reading_data_loads_neither_datatrove_nor_pyarrow_nor_a_tokenizer() -> None:
     loaded = run("import sys, varifocal.data\nprint(*{name.split('.')[0] for name in sys.modules})").stdout.split()
     assert not {"datatrove", "pyarrow", "tokenizers", "zstandard", "orjson", "huggingface_hub"} & set(loaded)
+
+
+def test_reading_a_config_of_a_run_loads_no_transformers() -> None:
+    loaded = run("import sys, varifocal.training.config\nprint(*{name.split('.')[0] for name in sys.modules})").stdout
+    assert not {"transformers", "accelerate", "safetensors", "huggingface_hub"} & set(loaded.split())
 
 
 def test_import_touches_no_device_and_no_global_setting() -> None:

@@ -11,10 +11,10 @@ import torch
 from varifocal.bench.attention.contenders import Contender, contenders, dense, local, run_attend
 from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload
-from varifocal.bench.memory import peak_additional_bytes
 from varifocal.bench.timing import Times, turns
 from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
 from varifocal.evidence.attention_bench_plot import plot_attention_bench
+from varifocal.memory import peak_additional_bytes
 
 SMALL = Workload(length=96, heads=4, kv_heads=2, head_width=16, window=24, window_max=48, edge=8, block=16, segment=16)
 

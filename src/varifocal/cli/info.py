@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import varifocal
-from varifocal.bench.environment import processor
+from varifocal.environment import processor
 from varifocal.kernels.native import library
 
 

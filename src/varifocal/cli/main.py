@@ -10,13 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 
 import varifocal
+from varifocal.cli.ablate import ablate
 from varifocal.cli.bench import bench
 from varifocal.cli.check import check
+from varifocal.cli.compare import compare
 from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 from varifocal.cli.retrofit import retrofit
+from varifocal.cli.train import train
 
 app = typer.Typer(
     name="varifocal",
@@ -33,6 +36,9 @@ app = typer.Typer(
 )
 app.command()(check)
 app.command()(info)
+app.command()(train)
+app.command()(compare)
+app.command()(ablate)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from varifocal.bench.environment import environment
 from varifocal.cli.files import require_folder, write_atomically
+from varifocal.environment import environment
 
 
 def retrofit(

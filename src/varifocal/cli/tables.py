@@ -21,4 +21,8 @@ def print_table(console: Console, title: str, rows: list[list[str]]) -> None:
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in body:
         table.add_row(*row)
+    # A line that the terminal breaks can still be read; a number that is cut off cannot.
+    before = console.width
+    console.width = max(before, console.measure(table, options=console.options.update(max_width=1000)).maximum)
     console.print(table)
+    console.width = before

@@ -10,7 +10,7 @@ import torch
 from varifocal.bench.attention.contenders import contenders
 from varifocal.bench.attention.run import DTYPES, one_run
 from varifocal.bench.attention.workload import Workload, make_inputs
-from varifocal.bench.memory import peak_additional_bytes
+from varifocal.memory import peak_additional_bytes
 
 
 def main() -> None:

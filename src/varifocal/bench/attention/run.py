@@ -11,9 +11,9 @@ import torch
 from varifocal.bench.attention.contenders import BASELINE, Contender, contenders
 from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload, make_inputs
-from varifocal.bench.environment import environment
-from varifocal.bench.memory import in_own_process
 from varifocal.bench.timing import Times, measure, take_turns
+from varifocal.environment import environment
+from varifocal.memory import in_own_process
 
 Pass = Literal["forward", "training", "decode"]
 PASSES: tuple[Pass, ...] = ("forward", "training", "decode")

@@ -10,9 +10,9 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from varifocal.bench.environment import environment
 from varifocal.bench.timing import take_turns
 from varifocal.data import Batches, PackedRows, PreparedData, TokenSplit
+from varifocal.environment import environment
 
 BASELINE = "numpy memmap slice"
 AIM = 20e6

@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from varifocal.bench.memory import peak_additional_bytes
 from varifocal.bench.model.contenders import build
+from varifocal.memory import peak_additional_bytes
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varifocal.bench.environment import environment
-from varifocal.bench.memory import in_own_process
 from varifocal.bench.model.contenders import BASELINE, LEAN_BASELINE, NAMES, Contender, build, share_weights
 from varifocal.bench.timing import Times, measure, take_turns
+from varifocal.environment import environment
+from varifocal.memory import in_own_process
 
 LARGEST_LOGITS = 3 * 2**30
 """Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not asked for."""

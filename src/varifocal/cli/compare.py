@@ -1,0 +1,110 @@
+"""varifocal compare: the same model, data and budget, only the attention changed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from varifocal.cli.files import write_atomically
+from varifocal.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from varifocal.training.comparison import CellProgress
+    from varifocal.training.comparison_plan import ComparisonPlan
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file, see docs/comparison.md.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the comparison.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Another value for the base; repeat for several."),
+]
+Seeds = Annotated[str | None, typer.Option(help="Seeds in place of the file's, by commas: 0,1,2.")]
+Workers = Annotated[int, typer.Option(min=1, help="Cells at once, each in its own process; give each fewer threads.")]
+
+
+def compare(config: Config, out: Out, set_: Settings = None, seeds: Seeds = None, workers: Workers = 1) -> None:
+    """Train every mechanism with every seed on the same data in the same order, and compare.
+
+    OUT holds a run directory for each cell, comparison.json, comparison.md and curves.png. The same command again goes
+    on where it stopped: finished cells are kept, a broken one is resumed; more mechanisms or seeds may be added. The
+    loss on the test split is computed once, at the end.
+
+    [bold]Examples[/bold]
+
+      varifocal compare configs/demo.toml runs/demo
+
+      varifocal compare configs/cpu/compare_fineweb.toml runs/fineweb --workers 2 --set run.threads=1
+
+      varifocal compare configs/demo.toml runs/longer --set optimization.steps=2000 --seeds 0,1,2
+    """
+    require_packages()
+    from varifocal.training.comparison_plan import load_plan
+
+    run_and_report(load_plan(config, set_ or [], seeds=parse_seeds(seeds)), out, workers=workers)
+
+
+def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
+    """Run what is missing; print the tables and write them to the folder."""
+    from varifocal.evidence.comparison import gather_comparison
+    from varifocal.evidence.comparison_plot import plot_comparison
+    from varifocal.evidence.comparison_tables import all_tables, comparison_markdown, legend, verdicts
+    from varifocal.training.comparison import compare as run_cells
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task("starting", total=len(plan.cells()))
+
+        def show(progress: CellProgress) -> None:
+            loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
+            step = f" step {progress.step}/{progress.steps}{loss}" if progress.steps else ""
+            bar.update(task, completed=progress.done, total=progress.cells, description=f"{progress.cell}{step}")
+
+        outcome = run_cells(plan, out, workers=workers, on_progress=show)
+    console = Console(highlight=False)
+    for name, reason in outcome.failed.items():
+        console.print(f"[bold red]{escape(name)} failed:[/bold red] {escape(reason)}", soft_wrap=True)
+    if outcome.finished:
+        comparison = gather_comparison(out)
+        plot_comparison(comparison, out / "curves.png")
+        write_atomically(out / "comparison.md", comparison_markdown(comparison, plot="curves.png"))
+        write_atomically(out / "comparison.json", json.dumps(comparison.as_json(), indent=1) + "\n")
+        for title, line, table in all_tables(comparison):
+            print_table(console, title, table)
+            console.print(escape(line), soft_wrap=True)
+            if title == "loss":
+                console.print(escape(legend(comparison)), soft_wrap=True)
+            console.print()
+        for sentence in verdicts(comparison):
+            console.print(escape(sentence), soft_wrap=True)
+        console.print(f"\nwritten to {out}: comparison.md, comparison.json, curves.png, cells/", soft_wrap=True)
+        if len(plan.seeds) == 1:
+            console.print(
+                "next: the same command with --seeds 0,1,2 adds seeds, and with them intervals", soft_wrap=True
+            )
+    if outcome.failed:
+        console.print("the same command again resumes what failed", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def parse_seeds(text: str | None) -> tuple[int, ...] | None:
+    """0,1,2 as numbers."""
+    try:
+        return None if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"seeds must be whole numbers separated by commas, got {text!r}") from error
+
+
+def require_packages() -> None:
+    """ValueError unless the packages of the extras `training` and `plots` are here: better now than after the work."""
+    missing = [name for name in ("transformers", "accelerate", "matplotlib") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ValueError(f"this needs {', '.join(missing)}; install with: pip install 'varifocal[training,data,plots]'")

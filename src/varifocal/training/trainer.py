@@ -1,0 +1,341 @@
+"""transformers' Trainer with our batches, groups, metrics, validation, traces and checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from varifocal.attention.gates import set_gate_warmth
+from varifocal.data import Batches, TokenSplit
+from varifocal.memory import peak_bytes
+from varifocal.model.loss import IGNORED
+from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.training.checkpoints import PREFIX, discard, remove_old, seal
+from varifocal.training.config import TrainingConfig
+from varifocal.training.divergence import DivergedError, where_it_diverges
+from varifocal.training.evaluation import Evaluation, evaluate
+from varifocal.training.gate_traces import append_gate_trace, gate_trace
+from varifocal.training.interruption import StopRequest, stop_requests
+from varifocal.training.metrics import Metrics
+from varifocal.training.micro_batches import MicroBatches
+from varifocal.training.parameter_groups import parameter_groups
+from varifocal.training.processes import summed_over_processes
+from varifocal.training.run_folder import RunFolder
+
+WRITING = ".writing"
+"""The folder below `checkpoints` in which Trainer writes; what lies in it is not a checkpoint yet."""
+
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
+"""torch and safetensors report a full disk in ways of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is."""
+
+    step: int
+    steps: int
+    tokens: int
+    loss: float | None = None
+    """Nats a token, of this step."""
+    tokens_per_second: float | None = None
+    """Of this step."""
+    seconds_left: float | None = None
+    """Training time to come, at the mean speed so far."""
+    validation_loss: float | None = None
+    """The latest."""
+    note: str | None = None
+    """Something to tell, apart from numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """Where training begins: at step 0, or behind a checkpoint."""
+
+    step: int = 0
+    checkpoint: Path | None = None
+    seconds: float = 0.0
+    """Training time so far, validation and checkpoints not counted."""
+    peak_bytes: int = 0
+    """Most memory so far."""
+
+
+class RunTrainer(Trainer):
+    """A Trainer whose every step is recorded, and whose checkpoints are whole or not there."""
+
+    optimizer: Any
+    control: Any
+
+    def __init__(
+        self,
+        model: VarifocalForCausalLM,
+        arguments: TrainingArguments,
+        *,
+        config: TrainingConfig,
+        folder: RunFolder,
+        batches: Batches,
+        validation: TokenSplit,
+        metrics: Metrics | None,
+        beginning: Beginning,
+        resident_before: int,
+        say: Callable[[Progress], None],
+    ) -> None:
+        """`metrics` is None in all processes but the first; `resident_before` is what stood before the model did."""
+        super().__init__(model=model, args=arguments)
+        self.remove_callback(PrinterCallback)
+        self.add_callback(Schedule(self))
+        self.config, self.folder, self.batches, self.validation = config, folder, batches, validation
+        self.metrics, self.beginning, self.say = metrics, beginning, say
+        self.stop = StopRequest()
+        self.resident_before = resident_before
+        self.micro_batch = arguments.per_device_train_batch_size
+        self.seconds = beginning.seconds
+        self.stopping = False
+        self.latest: Evaluation | None = None
+        self._mark = time.perf_counter()
+        self._step_inputs: list[dict[str, Tensor]] = []
+        self._sums: dict[str, Tensor] = {}
+        self._step_losses: dict[str, float] = {}
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.metrics is not None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens trained on so far."""
+        step: int = self.state.global_step
+        return step * self.config.optimization.tokens_per_step
+
+    def train_run(self) -> None:
+        """Train to the last step, or until somebody asks for the end."""
+        checkpoint = self.beginning.checkpoint
+        with stop_requests() as self.stop:
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+
+    def restart_clock(self) -> None:
+        """What went before is not training time."""
+        self._mark = time.perf_counter()
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
+        """This process's own micro-batches, from the step at which the run begins."""
+        source = MicroBatches(self.batches, micro_batch=self.micro_batch, start_step=self.beginning.step)
+        return DataLoader(source, batch_size=None)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW with a group for the gates."""
+        if self.optimizer is None:
+            wanted = self.config.optimization
+            groups = parameter_groups(
+                self.model if model is None else model,
+                learning_rate=wanted.learning_rate,
+                weight_decay=wanted.weight_decay,
+                gate_factor=wanted.gate_learning_rate,
+            )
+            self.optimizer = torch.optim.AdamW(
+                groups, lr=wanted.learning_rate, betas=wanted.betas, eps=wanted.epsilon, fused=True
+            )
+        optimizer: torch.optim.Optimizer = self.optimizer
+        return optimizer
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted here: `varifocal info` knows better, and Trainer's count walks all modules at every step."""
+        return 0
+
+    def get_batch_samples(self, *arguments: Any, **options: Any) -> tuple[list[dict[str, Tensor]], Any]:
+        """As in Trainer; the batches are kept until the step is known to be sound."""
+        self._step_inputs, items = super().get_batch_samples(*arguments, **options)
+        return self._step_inputs, items
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """As in Trainer; cross entropy and auxiliary losses are added up apart, as shares of the whole step's."""
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        share = (inputs["labels"] != IGNORED).sum() / num_items_in_batch
+        self._add("loss", outputs["cross_entropy"])
+        for name, one in (outputs["auxiliary_losses"] or {}).items():
+            self._add(name, one * share)
+        return (loss, outputs) if return_outputs else loss
+
+    def _add(self, name: str, value: Tensor) -> None:
+        value = value.detach().double()
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """As in Trainer; before the optimizer steps, the losses of all processes are added and everything is finite."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        names = sorted(self._sums)
+        request = torch.tensor(float(self.stop.received), dtype=torch.float64, device=self.args.device)
+        together = summed_over_processes(torch.stack([*(self._sums[name] for name in names), request]))
+        values = together.tolist()
+        self._step_losses = dict(zip(names, values, strict=False))
+        self._sums = {}
+        self.stopping = values[-1] > 0
+        if not math.isfinite(float(norm)) or not all(map(math.isfinite, values)):
+            raise self.diverged(float(norm))
+        return norm
+
+    def diverged(self, norm: float) -> DivergedError:
+        """The step, the layer and the last good checkpoint, in one sentence."""
+        step = self.state.global_step + 1
+        inputs = [self._prepare_inputs(batch) for batch in self._step_inputs]
+        place = where_it_diverges(self.accelerator.unwrap_model(self.model), inputs)
+        last = self.last_checkpoint
+        good = "there is no checkpoint yet" if last is None else f"the last good checkpoint is {last}"
+        return DivergedError(
+            f"training diverged at step {step} {place}: loss {self._step_losses['loss']:g}, gradient norm {norm:g}; "
+            f"{good}; try a lower learning_rate, a longer warm-up or a smaller clip"
+        )
+
+    @property
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint of this run."""
+        found = [path for path in self.folder.checkpoints.glob(f"{PREFIX}*") if path.is_dir()]
+        return max(found, key=lambda path: int(path.name.removeprefix(PREFIX)), default=None)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Record a step; Trainer's own history would be written again with every checkpoint."""
+        if "learning_rate" not in logs:
+            return
+        now = time.perf_counter()
+        elapsed, self._mark = now - self._mark, now
+        self.seconds += elapsed
+        wanted, step = self.config.optimization, self.state.global_step
+        losses = dict(self._step_losses)
+        loss = losses.pop("loss")
+        record = {
+            "step": step,
+            "tokens": self.tokens,
+            "loss": loss,
+            "learning_rate": logs["learning_rate"],
+            "gradient_norm": float(logs["grad_norm"]),
+            "tokens_per_second": wanted.tokens_per_step / elapsed,
+            "seconds": self.seconds,
+            "auxiliary": losses,
+        }
+        if self.metrics is not None:
+            self.metrics.write(record)
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs | losses)
+        self.tell(loss=loss, tokens_per_second=record["tokens_per_second"])
+
+    def tell(self, **news: Any) -> None:
+        """Tell how far the run is."""
+        step, steps = self.state.global_step, self.config.optimization.total_steps
+        left = self.seconds / step * (steps - step) if step else None
+        latest = None if self.latest is None else self.latest.loss
+        self.say(
+            Progress(step=step, steps=steps, tokens=self.tokens, seconds_left=left, validation_loss=latest, **news)
+        )
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """The loss on the validation split, and what the gates do there."""
+        wanted = self.config.validation
+        model = self.accelerator.unwrap_model(self.model)
+        self.latest = evaluate(
+            model,
+            self.validation,
+            length=self.config.optimization.length,
+            batch_size=self.micro_batch,
+            most_tokens=wanted.tokens or None,
+        )
+        if self.metrics is not None:
+            if wanted.trace_rows:
+                rows = self.validation.rows(length=self.config.optimization.length)
+                trace = gate_trace(model, rows, wanted.trace_rows)
+                if trace:
+                    append_gate_trace(self.folder.gates, self.state.global_step, trace)
+            self.metrics.write(
+                {
+                    "step": self.state.global_step,
+                    "tokens": self.tokens,
+                    "validation_loss": self.latest.loss,
+                    "bits_per_byte": self.latest.bits_per_byte,
+                }
+            )
+        self.tell()
+        self.restart_clock()
+        return {"eval_loss": self.latest.loss}
+
+    def peak_bytes(self) -> int:
+        """Most memory of this process above what stood before the model, or most of the GPU's."""
+        if self.args.device.type == "cuda":
+            now = torch.cuda.max_memory_allocated(self.args.device)
+        else:
+            now = max(0, peak_bytes() - self.resident_before)
+        return max(now, self.beginning.peak_bytes)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Let Trainer write aside; then seal, rename, and remove the old ones."""
+        step, folder = self.state.global_step, self.folder.checkpoints
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.first:
+                state = {"step": step, "seconds": self.seconds, "peak_bytes": self.peak_bytes()}
+                seal(folder / WRITING / f"checkpoint-{step}", folder / f"{PREFIX}{step}", state)
+                remove_old(folder, keep=max(1, self.config.checkpoints.keep))
+            self.accelerator.wait_for_everyone()
+        except WRITE_ERRORS as error:
+            discard(folder / WRITING)
+            raise self.unwritable(f"the checkpoint of step {step}", error) from error
+        self.restart_clock()
+
+    def unwritable(self, what: str, error: Exception) -> ValueError:
+        """What could not be written, why, and from where the run can go on, in one sentence."""
+        last = self.last_checkpoint
+        good = "from the beginning" if last is None else f"from {last}"
+        return ValueError(
+            f"{what} cannot be written to {self.folder.path}: {' '.join(str(error).split())}; make room, and --resume "
+            f"goes on {good}"
+        )
+
+
+class Schedule(TrainerCallback):
+    """When to log (always), validate, save and stop; and when gates are let go."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        self.trainer.restart_clock()
+        return control
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        held = self.trainer.config.optimization.gate_warmup_steps
+        if held and (state.global_step in (0, held, self.trainer.beginning.step)):
+            set_gate_warmth(self.trainer.model, 0.0 if state.global_step < held else 1.0)
+        return control
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        config, step = self.trainer.config, state.global_step
+        last = step >= config.optimization.total_steps
+        control.should_log = True
+        control.should_evaluate = last or step % config.validation.every == 0
+        control.should_save = not last and (step % config.checkpoints.every == 0 or self.trainer.stopping)
+        control.should_training_stop = last or self.trainer.stopping
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        # Trainer asks once more when the loop is over; the last step has done it all.
+        control.should_log = control.should_evaluate = control.should_save = False
+        return control
