@@ -242,6 +242,9 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         """
         if use_cache is None and labels is not None and past_key_values is None:
             use_cache = False
+        if labels is not None and input_ids is not None:
+            inputs_embeds = self.embedded(input_ids)
+            input_ids = None
         outputs: VarifocalModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -285,6 +288,19 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
             auxiliary_losses={name: one.detach() for name, one in auxiliary.items()},
             records=outputs.records,
         )
+
+    def embedded(self, input_ids: Tensor) -> Tensor:
+        """The embeddings [B, T, C] of tokens whose loss is asked for.
+
+        A tied weight gets its gradient from the loss already: that of the tokens is added to it row by row, instead of
+        as a second tensor of the vocabulary's size.
+        """
+        table = self.model.embed_tokens
+        tied = table.weight is self.lm_head.weight and not torch.compiler.is_compiling()
+        if not (tied and torch.is_grad_enabled() and table.weight.requires_grad):
+            embedded: Tensor = table(input_ids)
+            return embedded
+        return nn.functional.embedding(input_ids, table.weight, table.padding_idx, sparse=True)
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **_: Any) -> Tensor | None:
