@@ -60,6 +60,12 @@ def test_bench_prints_ratios_and_writes_result_and_exits_cleanly(tmp_path: Path)
     assert own == pytest.approx([1.0] * len(own))
 
 
+def test_ablations_are_listed() -> None:
+    result = varifocal("ablate", "--list")
+    assert result.returncode == 0, result.stderr
+    assert "sparse_geometric.both_off" in result.stdout
+
+
 def test_version_is_printed() -> None:
     assert varifocal("--version").stdout.startswith("varifocal 0.")
 
@@ -87,6 +93,11 @@ def test_check_prints_a_table_and_writes_its_findings(tmp_path: Path) -> None:
         (("bench", "attention", "-c", "nobody", "--lengths", "64"), "unknown contender 'nobody'; here are:"),
         (("check", "-m", "dense", "--json", "no/such/folder/x.json"), "does not exist; create it first"),
         (("check", "-m", "dense", "--heads", "3", "--kv-heads", "2"), "heads must be a multiple of kv_heads"),
+        (("compare", "no/such.toml", "out"), "the config no/such.toml cannot be read: No such file or directory"),
+        (("compare", "configs/demo.toml", "out", "--seeds", "1,x"), "seeds must be whole numbers separated by commas"),
+        (("compare", "configs/demo.toml", "out", "--set", "run.seed=1"), "run.seed is what a comparison varies"),
+        (("ablate",), "ablate needs a CONFIG and a folder OUT; 'varifocal ablate --list' shows the ablations"),
+        (("ablate", "configs/demo.toml", "out", "-a", "hybrd"), "unknown ablation 'hybrd' (did you mean 'hybrid'?)"),
     ],
 )
 def test_mistake_ends_with_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
