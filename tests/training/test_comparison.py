@@ -237,7 +237,9 @@ def varifocal(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def test_killed_comparison_ends_its_cells_and_goes_on_where_it_stopped(data: Path, tmp_path: Path) -> None:
-    file, out = write_config(tmp_path, data, ("steps = 3", "steps = 60")), tmp_path / "out"
+    # Long enough to be caught in the middle, without the pauses of checkpoints and validations.
+    file = write_config(tmp_path, data, ("steps = 3", "steps = 300"), ("every = 2", "every = 1000"))
+    out = tmp_path / "out"
     command = ("compare", file, out, "--seeds", "0", "--workers", "2")
     with varifocal(*command) as process:
         metrics = out / "cells" / "dense-seed0" / "metrics.jsonl"
@@ -257,5 +259,5 @@ def test_killed_comparison_ends_its_cells_and_goes_on_where_it_stopped(data: Pat
     assert process.returncode == 0, complained
     assert "Scaled down" in printed
     assert "fixed" in printed
-    assert len(losses(out / "cells" / "dense-seed0")) == 60
+    assert len(losses(out / "cells" / "dense-seed0")) == 300
     assert {path.name for path in out.iterdir()} >= {"comparison.json", "comparison.md", "curves.png"}
