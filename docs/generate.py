@@ -17,6 +17,7 @@ from torch import Tensor
 from varifocal import MECHANISMS, HeadShape, make_mechanism
 from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
 from varifocal.evidence.attention_bench_plot import plot_attention_bench
+from varifocal.evidence.data_bench import read_data_bench, reading_table
 from varifocal.evidence.model_bench import model_table, read_model_bench
 from varifocal.evidence.retrofit import read_retrofit, retrofit_table
 
@@ -177,6 +178,11 @@ def main() -> None:
     if models:
         experiments = TOP / "EXPERIMENTS.md"
         experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "model", model_bench(models)), "utf-8")
+    read = TOP / "results/data_bench.json"
+    if read.exists():
+        experiments = TOP / "EXPERIMENTS.md"
+        table = markdown(reading_table(read_data_bench(read)))
+        experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "data", table), encoding="utf-8")
     adapted = TOP / "results/retrofit_smollm2.json"
     if adapted.exists():
         experiments = TOP / "EXPERIMENTS.md"

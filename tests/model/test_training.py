@@ -73,6 +73,17 @@ def test_every_parameter_of_every_mechanism_gets_a_gradient() -> None:
         assert without == [], variant
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_embedding_gets_one_dense_gradient_that_is_the_logits_own(tied: bool) -> None:
+    model, tokens = small_model(tie_word_embeddings=tied).train(), random_tokens(2, 16)
+    model(tokens, labels=tokens).loss.backward()
+    found = gradients(model)
+    assert all(one.layout == torch.strided for one in found.values())
+    logits = model(tokens, use_cache=False).logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
+    assert_same(found, gradients(model))
+
+
 def test_reentrant_checkpointing_is_refused() -> None:
     with pytest.raises(ValueError, match="use_reentrant"):
         small_model().gradient_checkpointing_enable({"use_reentrant": True})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from varifocal.evidence.result_file import read_result
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,7 @@ class AttentionBench:
 
 def read_attention_bench(path: Path) -> AttentionBench:
     """ValueError unless the file is a result of `varifocal bench attention`."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot read {path} as a benchmark result: {error}") from error
-    if not isinstance(content, dict) or content.get("benchmark") != "attention":
-        raise ValueError(f"{path} is not a result of 'varifocal bench attention'; make one with its --json option")
-    return AttentionBench(content)
+    return AttentionBench(read_result(path, key="benchmark", kind="attention", command="varifocal bench attention"))
 
 
 def speedup_table(bench: AttentionBench, kind: str) -> list[list[str]]:

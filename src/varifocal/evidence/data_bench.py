@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from varifocal.evidence.result_file import read_result
 
 
 def read_data_bench(path: Path) -> dict[str, Any]:
     """ValueError unless the file is a result of `varifocal bench data`."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot read {path} as a benchmark result: {error}") from error
-    if not isinstance(content, dict) or content.get("benchmark") != "data":
-        raise ValueError(f"{path} is not a result of 'varifocal bench data'; make one with its --json option")
-    return content
+    return read_result(path, key="benchmark", kind="data", command="varifocal bench data")
 
 
 def reading_table(content: dict[str, Any]) -> list[list[str]]:

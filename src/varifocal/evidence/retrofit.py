@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from varifocal.evidence.result_file import read_result
 
 
 def read_retrofit(path: Path) -> list[dict[str, Any]]:
     """The runs of a result file, or a ValueError that says why it is none."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot read {path} as a result of retrofit: {error}") from error
-    if not isinstance(content, dict) or content.get("experiment") != "retrofit":
-        raise ValueError(f"{path} is not a result of 'varifocal retrofit'; make one with its --json option")
+    content = read_result(path, key="experiment", kind="retrofit", command="varifocal retrofit")
     runs: list[dict[str, Any]] = content["runs"]
     return runs
 
