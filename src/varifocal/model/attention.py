@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from varifocal.attention.mechanisms import MechanismOutput, make_mechanism
 from varifocal.model.cache import update_cache
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.growing_cache import let_grow, pooled_means
 from varifocal.model.recompute import recomputed
+from varifocal.model.steps import normed_and_rotated
 from varifocal.model.text_layout import TextLayout
 
 
@@ -64,7 +65,5 @@ class VarifocalAttention(Qwen3Attention):
 
     def queries_and_keys(self, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
         """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""
-        q = self.q_norm(self.by_head(self.q_proj(x))).transpose(1, 2)
-        k = self.k_norm(self.by_head(self.k_proj(x))).transpose(1, 2)
-        rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(q, k, cosines, sines)
-        return rotated
+        q, k = self.by_head(self.q_proj(x)), self.by_head(self.k_proj(x))
+        return normed_and_rotated(self.q_norm, self.k_norm, q, k, (cosines, sines))

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from varifocal.kernels.native import library
+from varifocal.kernels.native.cross_entropy import cross_entropy_
+
 IGNORED = -100
 """The label of a token that is not to be predicted."""
 
@@ -59,6 +62,20 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return losses
 
 
+def losses_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of each row, float32 [N], and the gradient to its logits, float32 [N, V], which takes their place."""
+    if logits.device.type == "cpu" and library.why_missing() is None:
+        return cross_entropy_(logits, labels), logits
+    targets = labels[:, None]
+    highest = logits.amax(dim=-1, keepdim=True)
+    losses = highest - logits.gather(1, targets)
+    total = logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
+    losses += total.log()
+    # Softmax, less 1 at the target.
+    gradient = logits.div_(total).scatter_add_(1, targets, torch.full_like(total, -1.0))
+    return losses[:, 0], gradient
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Walks over the rows: while the logits of some exist, it takes from them all that is ever needed."""
 
@@ -71,16 +88,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         product = hidden.new_empty(min(ROWS_AT_A_TIME, len(hidden)), len(weight))
         for begin in range(0, len(hidden), ROWS_AT_A_TIME):
             part = slice(begin, begin + ROWS_AT_A_TIME)
-            rows, targets = hidden[part], labels[part, None]
+            rows = hidden[part]
             logits = torch.mm(rows, weight.mT, out=product[: len(rows)]).float()
-            highest = logits.amax(dim=-1, keepdim=True)
-            loss += (highest - logits.gather(1, targets)).sum()
-            total = logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
-            loss += total.log().sum()
-            if grad_hidden is None and grad_weight is None:
-                continue
-            # The gradient of the logits: softmax, less 1 at the target.
-            gradient = logits.div_(total).scatter_add_(1, targets, torch.full_like(total, -1.0)).to(hidden.dtype)
+            losses, gradient = losses_and_gradient(logits, labels[part])
+            loss += losses.sum()
+            gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(gradient, weight, out=grad_hidden[part])
             if grad_weight is not None:

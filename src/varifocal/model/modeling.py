@@ -27,6 +27,7 @@ from varifocal.model.config import VarifocalConfig
 from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
 from varifocal.model.recompute import recomputed
+from varifocal.model.steps import fed_forward, normed
 from varifocal.model.text_layout import TextLayout, lay_out_text
 
 
@@ -44,14 +45,13 @@ class VarifocalDecoderLayer(GradientCheckpointingLayer):
         self, hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: TextLayout, past_key_values: Cache | None = None
     ) -> tuple[Tensor, MechanismOutput]:
         """The layer's output [B, T, C], and what its mechanism said."""
-        attended = self.self_attn(recomputed(self.input_layernorm, hidden), rotary, layout, past_key_values)
+        attended = self.self_attn(normed(self.input_layernorm, hidden), rotary, layout, past_key_values)
         hidden = hidden + attended.output
         return hidden + recomputed(self.feed_forward, hidden), attended
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
         """Qwen3's SwiGLU of the normed hidden states [B, T, C]."""
-        output: Tensor = self.mlp(self.post_attention_layernorm(hidden))
-        return output
+        return fed_forward(self.mlp, normed(self.post_attention_layernorm, hidden))
 
 
 class VarifocalPreTrainedModel(PreTrainedModel):
@@ -173,7 +173,7 @@ class VarifocalModel(VarifocalPreTrainedModel):
             hidden, attended = layer(hidden, rotary, layout, past_key_values=cache)
             losses.append(attended.losses)
             records.append(attended.records) if output_records else None
-        hidden = self.norm(hidden)
+        hidden = normed(self.norm, hidden)
         return VarifocalModelOutput(
             last_hidden_state=hidden,
             past_key_values=cache,

@@ -104,6 +104,7 @@ const char *vf_status_text(int32_t status) {
         case VF_BAD_DTYPE: return "dtype must be float32 or bfloat16";
         case VF_BAD_CHOICE: return "chosen keys or blocks are out of order or not visible, or documents overlap";
         case VF_BAD_FORM: return "a pair gate's form is unknown, or its threshold lies outside (0, 1)";
+        case VF_BAD_LABEL: return "a label is no class";
         default: return "unknown status";
     }
 }

@@ -16,6 +16,11 @@ struct vf_kernels {
     int32_t (*chosen_blocks_backward)(const vf_chosen_grad &);
     int32_t (*pair_gate_forward)(const vf_pair_gate &);
     int32_t (*pair_gate_backward)(const vf_pair_gate_grad &);
+    int32_t (*norm_forward)(const vf_norm &);
+    int32_t (*norm_backward)(const vf_norm_grad &);
+    int32_t (*swiglu_forward)(const vf_swiglu &);
+    int32_t (*swiglu_backward)(const vf_swiglu_grad &);
+    int32_t (*cross_entropy)(const vf_cross_entropy &);
 };
 
 // The table of a target, or null if the processor cannot run it (dispatch.cpp).
@@ -34,5 +39,10 @@ int32_t chosen_blocks_forward(const vf_chosen &);
 int32_t chosen_blocks_backward(const vf_chosen_grad &);
 int32_t pair_gate_forward(const vf_pair_gate &);
 int32_t pair_gate_backward(const vf_pair_gate_grad &);
+int32_t norm_forward(const vf_norm &);
+int32_t norm_backward(const vf_norm_grad &);
+int32_t swiglu_forward(const vf_swiglu &);
+int32_t swiglu_backward(const vf_swiglu_grad &);
+int32_t cross_entropy(const vf_cross_entropy &);
 extern const vf_kernels kernels;
 }  // namespace VF_TARGET

@@ -17,6 +17,7 @@ extern "C" {
 
 #define VF_API __attribute__((visibility("default")))
 #define VF_MAX_BRANCHES 4
+#define VF_MAX_ROTATED 1024 /* width of a head that a norm may rotate */
 
 typedef enum vf_status {
     VF_OK = 0,
@@ -28,7 +29,8 @@ typedef enum vf_status {
     VF_NO_MEMORY = 6,
     VF_BAD_DTYPE = 7,
     VF_BAD_CHOICE = 8, /* chosen keys outside the visible range or out of order, or blocks of overlapping documents */
-    VF_BAD_FORM = 9 /* unknown form of a pair gate, or a threshold outside (0, 1) */
+    VF_BAD_FORM = 9, /* unknown form of a pair gate, or a threshold outside (0, 1) */
+    VF_BAD_LABEL = 10 /* a label that is no class */
 } vf_status;
 
 typedef enum vf_dtype { VF_FLOAT32 = 0, VF_BFLOAT16 = 1 } vf_dtype;
@@ -199,6 +201,58 @@ typedef struct vf_pair_gate_grad {
 
 VF_API int32_t vf_pair_gate_forward(int32_t target, const vf_pair_gate *call);
 VF_API int32_t vf_pair_gate_backward(int32_t target, const vf_pair_gate_grad *call);
+
+/* The steps of a language model between its matrix products, in float32. All arrays are contiguous. */
+
+/* out = weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, then rotated by halves where angles are given:
+ * (u, v) becomes (u cos - v sin, v cos + u sin). */
+typedef struct vf_norm {
+    int64_t tokens, heads, width;
+    int64_t angles; /* rows of cosines and sines; token t takes row t % angles */
+    int32_t threads;
+    float epsilon;
+    const float *x;               /* [tokens, heads, width] */
+    const float *weight;          /* [width] */
+    const float *cosines, *sines; /* [angles, width], or null: not rotated */
+    float *out;                   /* [tokens, heads, width] */
+} vf_norm;
+
+typedef struct vf_norm_grad {
+    vf_norm forward; /* its out is not read */
+    int64_t parts;
+    const float *grad_out; /* [tokens, heads, width] */
+    float *grad_x;         /* [tokens, heads, width] */
+    float *grad_weight;    /* [parts, width], to be added up */
+} vf_norm_grad;
+
+/* out = gate / (1 + exp(-gate)) * up */
+typedef struct vf_swiglu {
+    int64_t elements;
+    int32_t threads;
+    const float *gate, *up;
+    float *out;
+} vf_swiglu;
+
+typedef struct vf_swiglu_grad {
+    vf_swiglu forward; /* its out is not read */
+    const float *grad_out;
+    float *grad_gate, *grad_up;
+} vf_swiglu_grad;
+
+/* losses = log(sum(exp(logits))) - logits[label] of each row; the logits become the gradient of their row's loss. */
+typedef struct vf_cross_entropy {
+    int64_t rows, classes;
+    int32_t threads;
+    float *logits;         /* [rows, classes] */
+    const int64_t *labels; /* [rows] */
+    float *losses;         /* [rows] */
+} vf_cross_entropy;
+
+VF_API int32_t vf_norm_forward(int32_t target, const vf_norm *call);
+VF_API int32_t vf_norm_backward(int32_t target, const vf_norm_grad *call);
+VF_API int32_t vf_swiglu_forward(int32_t target, const vf_swiglu *call);
+VF_API int32_t vf_swiglu_backward(int32_t target, const vf_swiglu_grad *call);
+VF_API int32_t vf_cross_entropy_of_rows(int32_t target, const vf_cross_entropy *call);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,31 @@
+"""The cross entropy of rows of logits and its gradient, in one pass over memory."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from . import library
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("rows", "classes")],
+        ("threads", ctypes.c_int32),
+        *[(name, ctypes.c_void_p) for name in ("logits", "labels", "losses")],
+    ]
+
+
+def cross_entropy_(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each row, float32 [N], for labels int64 [N]; contiguous float32 logits [N, V] become its gradient."""
+    labels, losses = labels.contiguous(), logits.new_empty(len(logits))
+    call = _Call(
+        rows=logits.shape[0],
+        classes=logits.shape[1],
+        threads=torch.get_num_threads(),
+        logits=logits.data_ptr(),
+        labels=labels.data_ptr(),
+        losses=losses.data_ptr(),
+    )
+    library.check(library.library().vf_cross_entropy_of_rows(library.target(), ctypes.byref(call)), "cross_entropy_")
+    return losses
