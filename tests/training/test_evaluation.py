@@ -9,14 +9,21 @@ import pytest
 import torch
 
 from tests.model.models import small_model
-from varifocal.data import PreparedData
-from varifocal.data.probe import Probe, make_probe
+from varifocal.data import PreparedData, open_data
+from varifocal.data.arrays import write_arrays
+from varifocal.data.probe import Probe, make_probe, probe_tokenizer, split_arrays
 from varifocal.training.evaluation import curve_edges, evaluate, tokens_before
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
-    return make_probe(tmp_path_factory.mktemp("probe") / "p", Probe(), texts=200)
+    """Tokens that are all to be predicted."""
+    probe, folder = Probe(), tmp_path_factory.mktemp("noise") / "n"
+    arrays = split_arrays(probe, 20, stream=1)._replace(answers=None)
+    write_arrays(
+        folder, {"validation": arrays}, kind="text", source={"kind": "noise"}, tokenizer=probe_tokenizer(probe)
+    )
+    return open_data(folder)
 
 
 def model_for(data: PreparedData, variant: str = "dense"):  # type: ignore[no-untyped-def]
@@ -41,6 +48,20 @@ def test_loss_is_the_mean_of_the_models_own(data: PreparedData) -> None:
     assert found.loss == pytest.approx(total / count, rel=1e-5)
     assert found.perplexity == pytest.approx(math.exp(found.loss))
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * split.tokens / split.bytes)
+
+
+def test_loss_of_a_probe_is_that_of_its_answers(tmp_path: Path) -> None:
+    probe = make_probe(tmp_path / "p", Probe(length=64, questions=4, distances=(4, 16)), texts=40)
+    model, split = model_for(probe), probe.split("validation")
+    rows = split.rows(length=64)
+    ids, answers = torch.from_numpy(rows.batch([0, 1, 2, 3]).input_ids), rows.answers([0, 1, 2, 3])
+    with torch.no_grad():
+        logits = model(ids).logits[answers.rows, answers.columns - 1]
+    expected = torch.nn.functional.cross_entropy(logits, ids[answers.rows, answers.columns])
+    found = evaluate(model, split, length=64)
+    assert found.tokens == 16
+    assert found.loss == pytest.approx(float(expected), rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) * 16 / split.bytes)
 
 
 def test_curve_covers_every_token_and_averages_to_the_loss(data: PreparedData) -> None:

@@ -121,7 +121,7 @@ def test_losses_are_those_of_a_plain_loop(probe: PreparedData, tmp_path: Path) -
     batches = Batches(probe.split("train").rows(length=64), batch_size=4, seed=3, epochs=None)
     expected = []
     for step in range(8):
-        output = model(**model_inputs(batches.at(step)))
+        output = model(**model_inputs(batches.rows, batches.indices(step)))
         output.loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -12,6 +12,7 @@ import torch
 from varifocal.data import PackedRows, TokenSplit
 from varifocal.model.loss import IGNORED, next_token_labels, token_losses
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.training.micro_batches import token_labels
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Evaluation:
     """What an evaluation found."""
 
     loss: float
-    """Nats a token, mean over all predicted tokens."""
+    """Nats a token, mean over all predicted tokens; of a probe, over the answers."""
     perplexity: float
     bits_per_byte: float
     tokens: int
@@ -54,7 +55,7 @@ def evaluate(
     most_tokens: int | None = None,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """The loss of a split in rows of `length` tokens, documents isolated.
+    """The loss of a split in rows of `length` tokens, documents isolated; of a probe, the loss of its answers.
 
     Args:
         model: in any mode; it is put into evaluation mode and back.
@@ -87,7 +88,10 @@ def evaluate(
         for least, most, total, square, number in zip(edges, edges[1:], sums, squares, numbers, strict=False)
         if number
     ]
-    return Evaluation(loss, math.exp(loss), split.bits_per_byte(loss), int(numbers.sum()), length, tuple(curve))
+    # Of a probe only the answers are predicted.
+    share = 1.0 if split.answers is None else len(split.answers.tokens) / split.tokens
+    bits = split.bits_per_byte(loss * share)
+    return Evaluation(loss, math.exp(loss), bits, int(numbers.sum()), length, tuple(curve))
 
 
 def row_losses(model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +101,7 @@ def row_losses(model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]
     hidden = model.model(input_ids=ids, documents=documents, position_ids=positions, use_cache=False).last_hidden_state
     # Rows cut long documents: only what stands in the row before a token can be seen.
     seen = tokens_before(documents) + 1
-    labels = next_token_labels(ids, documents)
+    labels = next_token_labels(token_labels(rows, indices, ids), documents)
     counted = labels != IGNORED
     losses = token_losses(hidden[counted], model.lm_head.weight, labels[counted])
     return losses.double().cpu(), seen[counted].cpu()

@@ -41,7 +41,7 @@ def gate_trace(model: VarifocalForCausalLM, rows: PackedRows, count: int) -> Arr
     try:
         # One row at a time, which takes less memory than any training step.
         for number in range(min(count, len(rows))):
-            inputs = {name: one.to(model.device) for name, one in model_inputs(rows.batch([number])).items()}
+            inputs = {name: one.to(model.device) for name, one in model_inputs(rows, [number]).items()}
             with torch.set_grad_enabled(bool(parameters)):
                 output = model(**inputs, output_records=True)
             if parameters:

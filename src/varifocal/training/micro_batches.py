@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from itertools import count
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from varifocal.data import Batches, Rows
+from varifocal.data import Batches, PackedRows
 from varifocal.model.loss import IGNORED
 
 
@@ -22,22 +23,35 @@ class MicroBatches(IterableDataset[dict[str, Tensor]]):
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         for step in count(self.start_step):
-            rows = self.batches.at(step)
+            indices = self.batches.indices(step)
             for begin in range(0, self.batches.batch_size, self.micro_batch):
-                part = slice(begin, begin + self.micro_batch)
-                yield model_inputs(Rows(*(values[part] for values in rows)), joined=self.batches.rows.joined)
+                yield model_inputs(self.batches.rows, indices[begin : begin + self.micro_batch])
 
 
-def model_inputs(rows: Rows, *, joined: bool = False) -> dict[str, Tensor]:
-    """Tokens, documents, positions and labels [N, L]; the label of a token that nothing predicts is IGNORED.
+def model_inputs(rows: PackedRows, indices: ArrayLike) -> dict[str, Tensor]:
+    """Tokens, documents, positions and labels [N, L] of some rows; labels as in `token_labels`.
 
-    Such are the first tokens of documents. The model knows that by itself, but Trainer counts labels, and its count is
-    what the loss is divided by. Rows that are one document each need neither documents nor positions.
+    The label of a token that nothing predicts, the first of a document, is IGNORED. The model knows that by itself, but
+    Trainer counts labels, and its count is what the loss is divided by. Rows that are one document each need neither
+    documents nor positions.
     """
-    ids, documents, positions = (torch.from_numpy(values) for values in rows)
-    labels = ids.clone()
+    ids, documents, positions = (torch.from_numpy(values) for values in rows.batch(indices))
+    labels = token_labels(rows, indices, ids)
     labels[:, 0] = IGNORED
     begins = (documents[:, 1:] != documents[:, :-1]) | (documents[:, 1:] < 0)
     labels[:, 1:].masked_fill_(begins, IGNORED)
     inputs = {"input_ids": ids, "labels": labels}
-    return inputs if joined else inputs | {"documents": documents, "position_ids": positions}
+    return inputs if rows.joined else inputs | {"documents": documents, "position_ids": positions}
+
+
+def token_labels(rows: PackedRows, indices: ArrayLike, ids: Tensor) -> Tensor:
+    """The label of each token [N, L] of some rows: the token itself.
+
+    Of a probe only the answers have one: all else is chance, and would drown what there is to learn.
+    """
+    if rows.split.answers is None:
+        return ids.clone()
+    answers = rows.answers(indices)
+    labels = torch.full_like(ids, IGNORED)
+    labels[answers.rows, answers.columns] = ids[answers.rows, answers.columns]
+    return labels
