@@ -1,0 +1,1 @@
+"""What the training loop costs beside the bare step."""
