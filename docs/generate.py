@@ -17,6 +17,15 @@ from torch import Tensor
 from varifocal import MECHANISMS, HeadShape, make_mechanism
 from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
 from varifocal.evidence.attention_bench_plot import plot_attention_bench
+from varifocal.evidence.comparison import Comparison, read_comparison
+from varifocal.evidence.comparison_tables import (
+    cost_legend,
+    cost_table,
+    loss_table,
+    recall_table,
+    scaled_down,
+    verdicts,
+)
 from varifocal.evidence.data_bench import read_data_bench, reading_table
 from varifocal.evidence.model_bench import model_table, read_model_bench
 from varifocal.evidence.retrofit import read_retrofit, retrofit_table
@@ -158,36 +167,55 @@ def fill(text: str, block: str, content: str) -> str:
     return f"{head}{begin}\n{content}\n{end}{tail}"
 
 
+def comparison_block(comparison: Comparison) -> str:
+    """Losses, what they allow to say, recall and cost of a comparison, with its command."""
+    shared = comparison.content["environment"]
+    parts = [
+        f"`{shared['command']}`, commit {shared['commit']}. {scaled_down(comparison)}",
+        markdown(loss_table(comparison)),
+        "\n".join(f"- {sentence}" for sentence in verdicts(comparison)),
+    ]
+    if (recall := recall_table(comparison)) is not None:
+        parts.append(markdown(recall))
+    return "\n\n".join([*parts, markdown(cost_table(comparison)), cost_legend(comparison)])
+
+
+def experiments(results: Path) -> dict[str, str]:
+    """The blocks of EXPERIMENTS.md that result files fill, by name; those without a result stay as they are."""
+    blocks: dict[str, str] = {}
+    if (file := results / "attention_bench.json").exists():
+        blocks["bars"] = bars(read_attention_bench(file))
+    if files := [file for length in (2048, 8192) if (file := results / f"model_bench_{length}.json").exists()]:
+        blocks["model"] = model_bench(files)
+    if (file := results / "data_bench.json").exists():
+        blocks["data"] = markdown(reading_table(read_data_bench(file)))
+    if (file := results / "retrofit_smollm2.json").exists():
+        blocks["retrofit"] = markdown(retrofit_table(read_retrofit(file)))
+    for file in sorted(results.glob("*/comparison.json")):
+        blocks[file.parent.name] = comparison_block(read_comparison(file))
+    return blocks
+
+
 def main() -> None:
-    """Write the README anew, and its picture."""
+    """Write the README and EXPERIMENTS anew, and their pictures."""
     readme = TOP / "README.md"
     filled = readme.read_text(encoding="utf-8")
     filled = fill(filled, "conformance", conformance_table(TOP / "results/conformance.json"))
     measured = TOP / "results/attention_bench.json"
     if measured.exists():
         filled = fill(filled, "performance", performance(read_attention_bench(measured)))
+    log = TOP / "EXPERIMENTS.md"
+    told = log.read_text(encoding="utf-8")
+    for block, content in experiments(TOP / "results").items():
+        told = fill(told, block, content)
+    pages = {readme: filled, log: told}
     if "--check" in sys.argv:
-        sys.exit(filled != readme.read_text(encoding="utf-8") and "README.md is not what results/ say; run make docs")
-    readme.write_text(filled, encoding="utf-8")
+        stale = [page.name for page, text in pages.items() if text != page.read_text(encoding="utf-8")]
+        sys.exit(f"{' and '.join(stale)} not what results/ say; run make docs" if stale else 0)
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
     if measured.exists():
-        bench = read_attention_bench(measured)
-        experiments = TOP / "EXPERIMENTS.md"
-        experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "bars", bars(bench)), encoding="utf-8")
-        plot_attention_bench(bench, TOP / "docs/pictures/attention_bench.png")
-    models = [path for length in (2048, 8192) if (path := TOP / f"results/model_bench_{length}.json").exists()]
-    if models:
-        experiments = TOP / "EXPERIMENTS.md"
-        experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "model", model_bench(models)), "utf-8")
-    read = TOP / "results/data_bench.json"
-    if read.exists():
-        experiments = TOP / "EXPERIMENTS.md"
-        table = markdown(reading_table(read_data_bench(read)))
-        experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "data", table), encoding="utf-8")
-    adapted = TOP / "results/retrofit_smollm2.json"
-    if adapted.exists():
-        experiments = TOP / "EXPERIMENTS.md"
-        table = markdown(retrofit_table(read_retrofit(adapted)))
-        experiments.write_text(fill(experiments.read_text(encoding="utf-8"), "retrofit", table), encoding="utf-8")
+        plot_attention_bench(read_attention_bench(measured), TOP / "docs/pictures/attention_bench.png")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
 
 
