@@ -42,6 +42,7 @@ def analyze(
     ] = None,
     resamples: Annotated[int, typer.Option(min=2, help="Resamplings of the documents, for the intervals.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Of the resampling.")] = 0,
+    tables: Annotated[bool, typer.Option(help="Print the tables, and not the conclusions alone.")] = True,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
 ) -> None:
     """How much of dense attention a window and top-k recover, and what gates do at which tokens.
@@ -58,15 +59,7 @@ def analyze(
     from varifocal.analysis.analyze import AnalysisPlan
     from varifocal.analysis.analyze import analyze as measure
     from varifocal.data import open_data
-    from varifocal.evidence.analysis import (
-        QUANTITY_NAMES,
-        Analysis,
-        findings,
-        gain_sentence,
-        kind_table,
-        position_table,
-        selection_table,
-    )
+    from varifocal.evidence.analysis import Analysis, all_tables, findings, gain_sentence
 
     plan = AnalysisPlan(
         split=split, length=length, tokens=tokens, window=window, k_scale=k_scale, resamples=resamples, seed=seed
@@ -87,14 +80,8 @@ def analyze(
     found = Analysis(content, Path() if out is None else out)
     console = Console(highlight=False)
     console.print(escape(found.setting()), soft_wrap=True)
-    print_table(console, "dense attention recovered, queries beyond the window", selection_table(found))
-    for name, quantity in found.quantities.items():
-        print_table(console, f"{QUANTITY_NAMES[name]}, by kind of token", kind_table(quantity["by_kind"]))
-        print_table(console, f"{QUANTITY_NAMES[name]}, by position", position_table(quantity["by_position"]))
-    print_table(
-        console, "worth of the text beyond the window in nats, by kind of predicted token",
-        kind_table(content["context_gain"]["by_kind"]),
-    )  # fmt: skip
+    for title, table in all_tables(found) if tables else ():
+        print_table(console, title, table)
     for sentence in (*findings(found), gain_sentence(found)):
         console.print(escape(sentence), soft_wrap=True)
     if out is None:
@@ -107,7 +94,7 @@ def analyze(
 
 def default_file(model: str, split: str) -> Path | None:
     """analysis/SPLIT.json of the run that the model is of; None if it is of none."""
-    for run in (Path(model), Path(model).absolute().parent):
+    for run in (Path(model), Path(model).parent):
         if (run / "config.toml").is_file() and (run / "model").is_dir():
             return run / "analysis" / f"{split}.json"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ RECOVERED_NAMES = {
     "chosen": "chosen",
     "first": "first token",
 }
+KIND_LEGEND = (
+    "Means over all heads, each difference with its 95 % interval over documents, against tokens that are not of the "
+    "kind, at equal position; effect is the difference in standard deviations between tokens. Rare words, first and "
+    "repeated mentions are compared with other content words, and far text with predictions whose worth of it is known."
+)
 SURE = 0.05
 """A difference is called one when its p-value, corrected for all that were asked, is below."""
 
@@ -114,6 +120,16 @@ def position_table(rows: list[dict[str, Any]], *, digits: int = 3) -> Table:
     return [["tokens before", "tokens", "mean"], *body]
 
 
+def all_tables(analysis: Analysis) -> Iterator[tuple[str, Table]]:
+    """Title and table of everything, for the terminal."""
+    yield "dense attention recovered, queries beyond the window", selection_table(analysis)
+    for name, quantity in analysis.quantities.items():
+        yield f"{QUANTITY_NAMES[name]}, by kind of token", kind_table(quantity["by_kind"])
+        yield f"{QUANTITY_NAMES[name]}, by position", position_table(quantity["by_position"])
+    gain = analysis.content["context_gain"]["by_kind"]
+    yield "worth of the text beyond the window in nats, by kind of predicted token", kind_table(gain)
+
+
 def clear_heads(quantity: dict[str, Any], kind: str) -> tuple[int, int]:
     """How many heads are clearly higher, and how many clearly lower, at tokens of a kind."""
     row = next(row for row in quantity["by_kind_and_head"] if row["kind"] == kind)
@@ -142,7 +158,8 @@ def findings(analysis: Analysis) -> list[str]:
             higher, lower = clear_heads(quantity, row["kind"])
             told.append(
                 f"{'higher' if row['difference'] > 0 else 'lower'} at {row['kind']} ({row['difference']:+.3g}, "
-                f"{row['low']:+.3g} to {row['high']:+.3g}; {higher} of {heads} heads clearly higher, {lower} lower)"
+                f"{row['low']:+.3g} to {row['high']:+.3g}, effect {row['effect'] or 0:+.2f}; {higher} of {heads} heads "
+                f"clearly higher, {lower} lower)"
             )
         more = f"; {len(sure) - 4} more in the table" if len(sure) > 4 else ""
         sentences.append(f"{QUANTITY_NAMES[name]}: {'; '.join(told)}{more}.")
@@ -164,6 +181,11 @@ def gain_sentence(analysis: Analysis) -> str:
         f"{told}; it makes {gain['helps']:.1%} of {gain['tokens']:,} predictions at least twice as probable and "
         f"{gain['harms']:.1%} at most half as probable."
     )
+
+
+def capital(text: str) -> str:
+    """The text with its first letter in upper case."""
+    return text[:1].upper() + text[1:]
 
 
 def span(least: int, most: int) -> str:

@@ -5,9 +5,21 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from varifocal.evidence.analysis import QUANTITY_NAMES, RECOVERED_NAMES, Analysis, span
-from varifocal.evidence.report.drawing import INK, SERIES, canvas, finished, heat_map, line_style
+from varifocal.evidence.analysis import QUANTITY_NAMES, RECOVERED_NAMES, SURE, Analysis, capital, span
+from varifocal.evidence.report.drawing import (
+    INK,
+    SERIES,
+    canvas,
+    few_ticks,
+    finished,
+    heat_map,
+    legend,
+    line_style,
+    plain_numbers,
+)
 from varifocal.evidence.report.figure import Cell, Figure
+
+AXES = {"gate": "gate", "width": "width, keys", "distance": "distance, tokens", "window_mass": "share in the window"}
 
 
 def analysis_figures(name: str, analysis: Analysis) -> list[Figure]:
@@ -66,7 +78,7 @@ def kind_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
     return difference_figure(
         rows,
         name=f"{name}_{quantity}_by_kind",
-        title=f"{QUANTITY_NAMES[quantity]}, {name}: tokens of a kind against others at equal position",
+        title=f"{capital(QUANTITY_NAMES[quantity])}, {name}: tokens of a kind against others at equal position",
         axis="difference, with its 95 % interval",
         command=analysis.command,
     )
@@ -85,40 +97,55 @@ def gain_figure(name: str, analysis: Analysis) -> Figure:
 
 
 def difference_figure(rows: list[dict[str, Any]], *, name: str, title: str, axis: str, command: str) -> Figure:
-    """One line for each kind: filled where it survives the correction."""
+    """One line for each kind: a filled circle where the difference survives the correction, else a hollow diamond."""
+    sure = [row for row in rows if row["p_holm"] is not None and row["p_holm"] < SURE]
+    reach = shown_reach(rows)
     with canvas(6.0, 1.1 + 0.3 * max(1, len(rows))) as (figure, axes):
         for place, row in enumerate(rows):
             if row["low"] is not None:
                 axes.plot([row["low"], row["high"]], [place, place], color=SERIES[0], linewidth=2.2)
-            filled = row["p_holm"] is not None and row["p_holm"] < 0.05
-            axes.plot([row["difference"]], [place], color=SERIES[0], marker="o" if filled else "d", markersize=7,
-                      markerfacecolor=SERIES[0] if filled else "none")  # fmt: skip
+            fill = {"marker": "o"} if row in sure else {"marker": "d", "markerfacecolor": "none"}
+            axes.plot([row["difference"]], [place], color=SERIES[0], markersize=7, **fill)
         axes.axvline(0, color=INK, linewidth=1.0)
         axes.set_yticks(range(len(rows)), [str(row["kind"]) for row in rows])
         axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        axes.set_xlim(-reach, reach)
+        few_ticks(axes.xaxis)
         axes.set_xlabel(axis)
         svg = finished(figure)
-    sure = [row for row in rows if row["p_holm"] is not None and row["p_holm"] < 0.05]
     told = "; ".join(
         f"{row['kind']} {row['difference']:+.3g} ({row['low']:+.3g} to {row['high']:+.3g})" for row in sure
     )
+    cut = [row["kind"] for row in rows if row["low"] is not None and max(-row["low"], row["high"]) > reach]
+    words = (
+        f"Differences that survive Holm's correction (filled circles): {told}. " if sure else "No difference shown. "
+    )
+    words += f"{len(rows) - len(sure)} of {len(rows)} kinds are not told apart from the others."
+    words += f" The intervals of {', '.join(cut)} reach beyond the picture." if cut else ""
     return Figure(
         name=name,
         title=title,
         svg=svg,
-        words=(
-            (f"Differences that survive Holm's correction (filled): {told}. " if sure else "No difference shown. ")
-            + f"{len(rows) - len(sure)} of {len(rows)} kinds are not told apart from the others."
-        ),
-        header=("kind", "against", "tokens", "documents", "mean", "difference", "low", "high", "effect", "p", "p_holm"),
-        rows=[
-            [row[one] for one in
-             ("kind", "against", "tokens", "documents", "mean", "difference", "low", "high", "effect", "p", "p_holm")]
-            for row in rows
-        ],
+        words=words,
+        header=KIND_COLUMNS,
+        rows=[[row[one] for one in KIND_COLUMNS] for row in rows],
         command=command,
         wide=True,
-    )  # fmt: skip
+    )
+
+
+KIND_COLUMNS = (
+    "kind", "against", "tokens", "documents", "mean", "difference", "low", "high", "effect", "p", "p_holm",
+)  # fmt: skip
+
+
+def shown_reach(rows: list[dict[str, Any]]) -> float:
+    """How far the picture reaches to both sides: over the intervals of kinds that at least 5 documents have."""
+    common = [row for row in rows if row["low"] is not None and row["documents"] >= 5]
+    found = [
+        abs(row[side]) for row in common or rows for side in ("low", "high", "difference") if row[side] is not None
+    ]
+    return 1.1 * max(found, default=0.0) or 1.0
 
 
 def position_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
@@ -138,15 +165,15 @@ def position_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
                 places, [row["low"] for row in rows], [row["high"] for row in rows], color=INK, alpha=0.14, linewidth=0
             )
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        plain_numbers(axes.xaxis)
         axes.set_xlabel("tokens before, in powers of two")
-        axes.set_ylabel(QUANTITY_NAMES[quantity].partition(" (")[0])
-        axes.legend(fontsize=9)
+        axes.set_ylabel(AXES[quantity])
+        legend(figure, axes)
         svg = finished(figure)
     told = "; ".join(f"{span(row['least'], row['most'])}: {row['mean']:.3g}" for row in rows)
     return Figure(
         name=f"{name}_{quantity}_by_position",
-        title=f"{QUANTITY_NAMES[quantity]}, {name}, by position; the band is the 95 % interval over documents",
+        title=f"{capital(QUANTITY_NAMES[quantity])}, {name}, by position; the band is the 95 % interval over documents",
         svg=svg,
         words=f"Mean over all heads by the number of tokens before: {told}.",
         header=("least", "most", "tokens", "mean", "low", "high", *(f"layer_{layer}" for layer in layers)),
@@ -173,7 +200,7 @@ def width_figure(name: str, analysis: Analysis) -> Figure:
             told.append(f"layer {layer} mean {sum(m * v for m, v in zip(middles, values, strict=True)):.1f}")
         axes.set_xlabel("width of the window, keys")
         axes.set_ylabel("share of tokens")
-        axes.legend()
+        legend(figure, axes, columns=4)
         svg = finished(figure)
     return Figure(
         name=f"{name}_widths",
@@ -204,7 +231,7 @@ def distance_figure(name: str, analysis: Analysis, what: str) -> Figure:
         axes.set_xticks(range(len(bins)), [span(low, high) for low, high in bins], rotation=45, fontsize=9)
         axes.set_xlabel("distance from the query, tokens")
         axes.set_ylabel("share")
-        axes.legend()
+        legend(figure, axes, columns=4)
         svg = finished(figure)
     title = "How far dense attention looks" if what == "selection" else "How far the keys lie that top-k chose"
     return Figure(

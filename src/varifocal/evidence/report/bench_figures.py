@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from varifocal.evidence.attention_bench import AttentionBench
-from varifocal.evidence.report.drawing import INK, canvas, finished, line_style
+from varifocal.evidence.report.drawing import INK, canvas, finished, legend, line_style, plain_numbers
 from varifocal.evidence.report.figure import Cell, Figure
 
 PASSES = {"training": "forward and backward", "forward": "forward", "decode": "one token against a cache"}
@@ -39,12 +39,11 @@ def bench_figure(bench: AttentionBench, kind: str, names: list[str], what: str, 
             told.append(f"{name} {points[-1][1]:.3g}{'x' if speed else ' MB'} at {points[-1][0]:,}")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(lambda value, _: "")
+        plain_numbers(axes.xaxis)
+        plain_numbers(axes.yaxis)
         axes.set_xlabel("tokens")
         axes.set_ylabel(f"speed, {bench.baseline} = 1" if speed else "peak additional memory, MB")
-        axes.legend(fontsize=9, ncols=2)
+        legend(figure, axes)
         svg = finished(figure)
     return Figure(
         name=f"{'speed' if speed else 'memory'}_against_length",

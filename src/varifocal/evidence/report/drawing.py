@@ -79,6 +79,7 @@ def finished(figure: Any) -> str:
     svg = content.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    width, _ = figure.get_size_inches()
     svg = re.sub(r' (?:width|height)="[^"]*pt"| xmlns(?::\w+)?="[^"]*"| version="[^"]*"', "", svg)
     svg = svg.replace("xlink:href=", "href=")
     svg = re.sub(r'\bid="', f'id="{OWN_ID}', svg)
@@ -86,7 +87,28 @@ def finished(figure: Any) -> str:
     svg = svg.replace("url(#", f"url(#{OWN_ID}").replace(INK, "currentColor")
     for number, color in enumerate(SERIES):
         svg = svg.replace(color, f"var(--series-{number + 1})")
-    return svg.strip()
+    # A small figure is not to be blown up to the width of the page.
+    return svg.strip().replace("<svg", f'<svg style="--natural: {width * 6.2:.1f}rem"', 1)
+
+
+def legend(figure: Any, axes: Any, *, columns: int = 3) -> None:
+    """The names of the series above the axes, where no line runs."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, len(handles)))
+
+
+def plain_numbers(axis: Any) -> None:
+    """Labels of a logarithmic axis as plain numbers."""
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(lambda value, _: "")
+
+
+def few_ticks(axis: Any) -> None:
+    """So few labels that they do not run into each other."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(5))
 
 
 def heat_map(figure: Any, axes: Any, values: list[list[float | None]], *, least: float, most: float, form: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from varifocal.evidence.report.drawing import canvas, finished, heat_map, line_style
+from varifocal.evidence.report.drawing import canvas, finished, heat_map, legend, line_style, plain_numbers
 from varifocal.evidence.report.figure import Cell, Figure
 from varifocal.evidence.report.sources import RunFiles
 
@@ -22,12 +22,12 @@ OVER_TRAINING = {
 """Title and axis of each trace that is shown by layer."""
 
 
-def gate_figures(arm: str, runs: list[RunFiles]) -> list[Figure]:
-    """The figures of an arm's traces, in the mean over its seeds."""
+def gate_figures(arm: str, runs: list[RunFiles], command: str | None = None) -> list[Figure]:
+    """The figures of an arm's traces, in the mean over its seeds; `command` made them, by default the runs' own."""
     traces = mean_traces([run.traces for run in runs if run.traces])
     if not traces:
         return []
-    command = next(run.command for run in runs if run.traces)
+    command = command or next(run.command for run in runs if run.traces)
     seeds = sum(bool(run.traces) for run in runs)
     figures = []
     if "gate_mean" in traces:
@@ -96,13 +96,14 @@ def training_figure(arm: str, name: str, traces: dict[str, NDArray[numpy.float64
             axes.plot(steps, by_layer[:, layer], label=f"layer {layer}", **line_style(layer))
         if name == "gate_gradient" and numpy.nanmin(by_layer[:, shown]) > 0:
             axes.set_yscale("log")
+            plain_numbers(axes.yaxis)
         if name == "gate_mean":
             axes.set_ylim(0, 1)
         if name == "gate_saturated":
             axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel("step")
         axes.set_ylabel(axis)
-        axes.legend(ncols=2 if len(shown) > 3 else 1)
+        legend(figure, axes, columns=4)
         svg = finished(figure)
     told = "; ".join(f"layer {layer} from {by_layer[0, layer]:.3g} to {by_layer[-1, layer]:.3g}" for layer in shown)
     return Figure(

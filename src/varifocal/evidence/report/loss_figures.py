@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from varifocal.evidence.comparison import Comparison
 from varifocal.evidence.comparison_plot import Curve, difference_curve, loss_curve, zoom
-from varifocal.evidence.report.drawing import INK, SERIES, canvas, finished, line_style
+from varifocal.evidence.report.drawing import INK, SERIES, canvas, few_ticks, finished, legend, line_style
 from varifocal.evidence.report.figure import Cell, Figure
 from varifocal.evidence.report.sources import RunFiles
 
@@ -29,12 +31,12 @@ def comparison_figures(comparison: Comparison) -> list[Figure]:
 def curves_figure(curves: dict[str, Curve], baseline: str, command: str) -> Figure:
     """Means over seeds with their intervals as bands."""
     with canvas(6.4, 4.0) as (figure, axes):
-        for number, (name, curve) in enumerate(curves.items()):
-            draw(axes, curve, name, line_style(number) | ({"color": INK} if name == baseline else {}))
+        for name, style in styles(list(curves), baseline).items():
+            draw(axes, curves[name], name, style)
         zoom(axes)
         axes.set_xlabel("million tokens of training")
         axes.set_ylabel("validation loss, nats a token")
-        axes.legend()
+        legend(figure, axes)
         svg = finished(figure)
     last = "; ".join(f"{name} {curve[-1][1].mean:.4f}" for name, curve in curves.items() if curve)
     return Figure(
@@ -52,12 +54,12 @@ def curves_figure(curves: dict[str, Curve], baseline: str, command: str) -> Figu
 def differences_figure(curves: dict[str, Curve], baseline: str, command: str) -> Figure:
     """Paired differences to the baseline while training."""
     with canvas(6.4, 4.0) as (figure, axes):
-        for number, (name, curve) in enumerate(curves.items()):
-            draw(axes, curve, name, line_style(number))
+        for name, style in styles(list(curves), baseline).items():
+            draw(axes, curves[name], name, style)
         axes.axhline(0, color=INK, linewidth=1.0)
         axes.set_xlabel("million tokens of training")
         axes.set_ylabel(f"loss minus that of {baseline}")
-        axes.legend()
+        legend(figure, axes)
         svg = finished(figure)
     last = "; ".join(f"{name} {curve[-1][1].mean:+.4f}" for name, curve in curves.items() if curve)
     return Figure(
@@ -90,6 +92,7 @@ def end_figure(comparison: Comparison, command: str) -> Figure:
         axes.axvline(0, color=INK, linewidth=1.0)
         axes.set_yticks(range(len(rows)), [str(row[0]) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
+        few_ticks(axes.xaxis)
         axes.set_xlabel(f"validation loss minus that of {comparison.baseline}, nats a token")
         svg = finished(figure)
     return Figure(
@@ -126,14 +129,21 @@ def run_figure(run: RunFiles) -> Figure | None:
     )
 
 
-def draw(axes: object, curve: Curve, name: str, style: dict[str, object]) -> None:
+def styles(names: list[str], baseline: str) -> dict[str, dict[str, Any]]:
+    """How each arm is drawn, the same in every figure: the baseline in the colour of the text."""
+    others = [name for name in names if name != baseline]
+    numbered = {name: line_style(number) for number, name in enumerate(others)}
+    return {name: numbered.get(name, line_style(0) | {"color": INK}) for name in names}
+
+
+def draw(axes: Any, curve: Curve, name: str, style: dict[str, Any]) -> None:
     """A line with its band."""
     tokens = [count / 1e6 for count, _ in curve]
-    axes.plot(tokens, [point.mean for _, point in curve], label=name, **style)  # type: ignore[attr-defined]
+    axes.plot(tokens, [point.mean for _, point in curve], label=name, **style)
     bounds = [point.interval for _, point in curve]
     if curve and all(bound is not None for bound in bounds):
         low, high = ([bound[side] for bound in bounds if bound is not None] for side in (0, 1))
-        axes.fill_between(tokens, low, high, color=style["color"], alpha=0.14, linewidth=0)  # type: ignore[attr-defined]
+        axes.fill_between(tokens, low, high, color=style["color"], alpha=0.14, linewidth=0)
 
 
 def curve_rows(curves: dict[str, Curve]) -> list[list[Cell]]:

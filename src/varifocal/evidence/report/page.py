@@ -9,7 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from varifocal.evidence.analysis import Analysis, findings, gain_sentence, kind_table, selection_table
+from varifocal.evidence.analysis import (
+    KIND_LEGEND,
+    QUANTITY_NAMES,
+    Analysis,
+    capital,
+    findings,
+    gain_sentence,
+    kind_table,
+    selection_table,
+)
 from varifocal.evidence.attention_bench import AttentionBench, memory_table, speedup_table
 from varifocal.evidence.comparison import Comparison
 from varifocal.evidence.comparison_tables import (
@@ -164,8 +173,11 @@ def add_comparison(section: Section, comparison: Comparison) -> None:
 def add_gates(section: Section, source: Source) -> None:
     """What the gates of every arm that has any did while it trained."""
     parts: list[Part] = []
+    command = None
+    if source.comparison is not None:
+        command = str(source.comparison.content.get("environment", {}).get("command", ""))
     for arm, runs in source.runs.items():
-        figures = guarded(section, f"the gates of {arm}", partial(gate_figures, arm, runs))
+        figures = guarded(section, f"the gates of {arm}", partial(gate_figures, arm, runs, command))
         if figures:
             parts.append(Part(f"Gates of {arm} over training", figures=tuple(figures), folded=len(parts) > 1))
     if not parts:
@@ -191,7 +203,7 @@ def add_analyses(section: Section, source: Source) -> None:
 def analysis_part(run: RunFiles, analysis: Analysis, *, folded: bool) -> Part:
     """The sentences, tables and figures of one analysis."""
     tables = [
-        ShownTable(f"{name}, by kind of token", kind_table(quantity["by_kind"]), quantity["meaning"])
+        ShownTable(f"{capital(QUANTITY_NAMES[name])}, by kind of token", kind_table(quantity["by_kind"]), KIND_LEGEND)
         for name, quantity in analysis.quantities.items()
     ]
     return Part(

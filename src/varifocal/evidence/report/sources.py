@@ -96,17 +96,20 @@ def read_comparison_folder(path: Path) -> Source:
         raise ValueError(f"cannot read {path / PLAN} as the plan of a comparison: it lacks {error}") from error
     comparison = checked(comparison, path)
     runs: dict[str, list[RunFiles]] = {}
-    notes = []
+    notes: list[str] = []
+    waiting = []
     for arm in comparison.content["arms"]:
         for seed in comparison.content["seeds"]:
             name = f"{arm['name']}-seed{seed}"
             folder = path / "cells" / name
             if not (folder / "config.toml").is_file():
-                notes.append(f"{name} has not begun.")
+                waiting.append(name)
                 continue
             run = read_run(folder, name)
             runs.setdefault(arm["name"], []).append(run)
             notes += run.notes
+    if waiting:
+        notes.append(f"Planned and not begun: {', '.join(waiting)}.")
     return Source(path, comparison, runs, notes)
 
 
