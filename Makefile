@@ -7,6 +7,10 @@ CHECKED := src tests docs/generate.py
 
 demo: setup
 	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
+	$(BIN)/varifocal analyze runs/demo/cells/head_gated-seed0/model --data runs/demo/data --tokens 16384 --no-tables
+	$(BIN)/varifocal analyze runs/demo/cells/context_adaptive-seed0/model --data runs/demo/data --tokens 16384 --no-tables
+	$(BIN)/varifocal report runs/demo --bench results/attention_bench.json
+	@echo 'open runs/demo/report.html in a browser: the comparison, what the gates learn and what the heads read, on one page'
 	@echo 'next: $(BIN)/varifocal generate runs/demo/cells/head_gated-seed0/model "The state of the Union"'
 	@echo '      $(BIN)/varifocal ablate configs/demo.toml runs/gates -a head_gated.no_gate -a head_gated.static_gate --workers 2'
 	@echo '      $(BIN)/varifocal check    holds every mechanism to what training and decoding rely on'
@@ -20,7 +24,7 @@ NATIVE := CMakeLists.txt $(wildcard src/varifocal/kernels/native/*.cpp src/varif
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "varifocal needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,model,gguf,data,gpt2,qwen,training,tensorboard,plots]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,model,gguf,data,gpt2,qwen,training,tensorboard,plots,report]'
 	touch $@
 
 lint: setup

@@ -12,14 +12,14 @@ import pytest
 import varifocal
 
 PACKAGE = Path(varifocal.__file__).parent
-LAYERS = ("equations", "kernels", "attention", "model", "data", "training", "bench", "evidence", "cli")
+LAYERS = ("equations", "kernels", "attention", "model", "data", "training", "bench", "evidence", "analysis", "cli")
 """From the ground up."""
 
 ALLOWED: dict[str, set[str]] = {layer: set(LAYERS[: number + 1]) for number, layer in enumerate(LAYERS)}
 ALLOWED["data"] = {"data"}
 ALLOWED["evidence"] = {"evidence"}
 ALLOWED["root"] = {"root", "equations", "kernels", "attention"}
-for above in ("model", "training", "bench"):
+for above in ("model", "training", "bench", "analysis"):
     # `varifocal` itself offers the names of attention and equations, to those above them.
     ALLOWED[above].add("root")
 
@@ -125,6 +125,7 @@ def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path
         "zstandard": {"data"},
         "orjson": {"data"},
         "matplotlib": {"evidence"},
+        "jinja2": {"evidence"},
         "typer": {"cli"},
         "rich": {"cli"},
     }
@@ -166,6 +167,8 @@ def test_no_way_of_importing_is_overlooked(text: str, wanted: set[str]) -> None:
         ("evidence", "model"),
         ("evidence", "data"),
         ("evidence", "root"),
+        ("evidence", "analysis"),
+        ("training", "analysis"),
     ],
 )
 def test_forbidden_direction_is_not_allowed(layer: str, imports: str) -> None:
@@ -201,7 +204,7 @@ def test_import_loads_neither_the_compiler_of_torch_nor_a_layer_above_attention(
     loaded = run("import sys, varifocal\nprint(*sys.modules)").stdout.split()
     assert "torch._dynamo" not in loaded
     assert "torch._inductor" not in loaded
-    above = ("model", "data", "training", "bench", "evidence", "cli")
+    above = ("model", "data", "training", "bench", "evidence", "analysis", "cli")
     assert not {f"varifocal.{layer}" for layer in above} & set(loaded)
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 import varifocal
 from varifocal.cli.ablate import ablate
+from varifocal.cli.analyze import analyze
 from varifocal.cli.bench import bench
 from varifocal.cli.check import check
 from varifocal.cli.compare import compare
@@ -18,6 +19,7 @@ from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
+from varifocal.cli.report import report
 from varifocal.cli.retrofit import retrofit
 from varifocal.cli.train import train
 
@@ -42,6 +44,8 @@ app.command()(ablate)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
+app.command()(analyze)
+app.command()(report)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 

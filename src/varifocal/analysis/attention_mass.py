@@ -1,0 +1,147 @@
+"""Where the mass of dense attention lies: in a window, on the best k keys, on the keys that a mechanism chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varifocal.attention.mechanisms.base import Call, Mechanism
+from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
+from varifocal.equations.branches import TopK
+from varifocal.equations.layout import Layout
+from varifocal.equations.scores import Dot, PairGate, Score
+
+PAIRS = 1 << 22
+"""Pairs of a query and a key, over all heads, that exist at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMass:
+    """Of the softmax of the layer's scores over every key of the past. All float32 [H, T], NaN for padding."""
+
+    window: Tensor
+    """On the last keys."""
+    top_k: Tensor
+    """On the k best keys."""
+    window_or_top_k: Tensor
+    """On the keys that are one or the other."""
+    first: Tensor
+    """On the document's first key, which heads are known to use as a place to rest."""
+    distance: Tensor
+    """The mean distance from the query to the keys, weighted by their mass."""
+    chosen: Tensor | None
+    """On the keys that the mechanism's own top-k chose; None if it has none."""
+    shares: Tensor
+    """[H, T, D]: by distance 0, 1, 2-3, 4-7, ..."""
+
+
+@torch.no_grad()
+def attention_mass(
+    mechanism: Mechanism[Any], call: Call, *, window: int, top_k: TopK, selected: Tensor | None = None
+) -> AttentionMass:
+    """The mass of one row (B = 1), a few queries at a time.
+
+    Args:
+        mechanism: the layer's; it says how pairs are rated.
+        call: queries, keys and documents of the row.
+        window: keys of the window, the query's own included.
+        top_k: how many keys are the best ones.
+        selected: what the mechanism's top-k chose [1, H, T, K], as in Attended.
+    """
+    layout, heads, length = call.layout(), call.q.shape[1], call.q.shape[2]
+    score = score_of(mechanism, call)
+    keys = call.k[0].float().repeat_interleave(heads // call.k.shape[1], dim=0)  # [H, S, D]
+    at_once = max(1, PAIRS // (heads * length))
+    parts = []
+    for begin in range(0, length, at_once):
+        part = slice(begin, min(begin + at_once, length))
+        mass = dense_attention(call.q[0, :, part].float(), keys, sliced(score, part), layout, part)
+        own = None if selected is None else chosen_mass(mass, mechanism, selected[0, :, part], layout, part)
+        parts.append(measured(mass, layout, part, window=window, top_k=top_k, chosen=own))
+    joined = {name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in (*MASSES, "shares")}
+    chosen = None if selected is None else torch.cat([part.chosen for part in parts if part.chosen is not None], dim=1)
+    return AttentionMass(**joined, chosen=chosen)
+
+
+MASSES = ("window", "top_k", "window_or_top_k", "first", "distance")
+
+
+def score_of(mechanism: Mechanism[Any], call: Call) -> Score:
+    """How the mechanism rates a pair."""
+    if not isinstance(mechanism, SparseGeometric):
+        return Dot()
+    return mechanism.score(call._replace(memory=mechanism.remember(call.x, call.q, call.k)))
+
+
+def sliced(score: Score, part: slice) -> Score:
+    """The score for some of the queries."""
+    return replace(score, queries=score.queries[:, :, part]) if isinstance(score, PairGate) else score
+
+
+def dense_attention(q: Tensor, keys: Tensor, score: Score, layout: Layout, part: slice) -> Tensor:
+    """The softmax [H, T', S] over every visible key for queries q [H, T', D]; 0 for a query that sees nothing."""
+    start, index = layout.start[0, part, None], torch.arange(keys.shape[1], device=keys.device)
+    visible = (index >= start) & (index <= layout.position[0, part, None])  # [T', S]
+    scores = score.rate((q @ keys.mT)[None], head_width=q.shape[-1])[0]
+    return scores.masked_fill(~visible, float("-inf")).softmax(dim=-1).nan_to_num(0.0)
+
+
+def measured(
+    mass: Tensor, layout: Layout, part: slice, *, window: int, top_k: TopK, chosen: Tensor | None
+) -> AttentionMass:
+    """What the softmax [H, T', S] of some queries says."""
+    position, start = layout.position[0, part], layout.start[0, part]
+    place = position - start
+    distance = position[:, None] - torch.arange(mass.shape[2], device=mass.device)  # [T', S]
+    wanted = top_k.keys_per_query(place)
+    best = mass.topk(int(wanted.max().clamp(min=1)), dim=-1)
+    taken = torch.arange(best.values.shape[2], device=mass.device) < wanted[:, None]  # [T', K]
+    values = best.values * taken
+    far = values * (distance.expand_as(mass).gather(2, best.indices) >= window)
+    near = (mass * ((distance >= 0) & (distance < window))).sum(dim=2)
+    bins = distance_bins(mass.shape[2])
+    places = distance_bin(distance.clamp(min=0))
+    shares = mass.new_zeros(*mass.shape[:2], bins).scatter_add_(2, places.expand_as(mass), mass)
+    padding = place < 0
+    first = start.clamp(max=mass.shape[2] - 1)[None, :, None]
+
+    def blanked(found: Tensor) -> Tensor:
+        return found.masked_fill(padding, float("nan"))
+
+    return AttentionMass(
+        window=blanked(near),
+        top_k=blanked(values.sum(dim=2)),
+        window_or_top_k=blanked(near + far.sum(dim=2)),
+        first=blanked(mass.gather(2, first.expand(len(mass), -1, 1))[..., 0]),
+        distance=blanked((mass * distance.clamp(min=0)).sum(dim=2)),
+        chosen=None if chosen is None else blanked(chosen),
+        shares=shares,
+    )  # fmt: skip
+
+
+def chosen_mass(mass: Tensor, mechanism: Mechanism[Any], selected: Tensor, layout: Layout, part: slice) -> Tensor:
+    """The mass [H, T'] on the keys that a top-k chose, the query's own key or block included."""
+    length = mass.shape[2]
+    position, place = layout.position[0, part], layout.query_place[0, part]
+    blocks = mechanism.config.select == "blocks"
+    size = mechanism.config.block if blocks else 1
+    read = torch.zeros(*mass.shape[:2], length + 1, dtype=torch.bool, device=mass.device)
+    for step in range(size):
+        # What was not chosen goes to a column behind the last key.
+        read.scatter_(2, torch.where(selected >= 0, (selected.long() + step).clamp(max=length - 1), length), True)
+    distance = position[:, None] - torch.arange(length, device=mass.device)
+    own = (distance >= 0) & (distance <= (place % size)[:, None])
+    return (mass * (read[..., :length] | own) * (distance >= 0)).sum(dim=2)
+
+
+def distance_bin(distance: Tensor) -> Tensor:
+    """0, 1, 2-3, 4-7, ... as 0, 1, 2, 3, ...: the number of bits."""
+    return torch.frexp(distance.double()).exponent.long().clamp(min=0)
+
+
+def distance_bins(length: int) -> int:
+    """How many of them a text of that length has."""
+    return (length - 1).bit_length() + 1

@@ -1,0 +1,64 @@
+"""varifocal report: run files to one HTML page."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import varifocal
+from varifocal.cli.files import require_folder, write_atomically
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_OR_COMPARISON...", help="Folders of runs and comparisons, or comparison.json."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The page. Default: report.html in the first folder.", dir_okay=False),
+    ] = None,
+    bench: Annotated[
+        Path | None, typer.Option(help="A result of `varifocal bench attention`, for speed and memory.", dir_okay=False)
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page; default: the first comparison's.")] = None,
+) -> None:
+    """Write one HTML page that needs no network: the question and the answer, tables, curves, gates, patterns.
+
+    It reads files only: of `varifocal train`, `compare`, `ablate`, `analyze` and `bench attention`. What is missing or
+    broken is named on the page. Every figure has its numbers as CSV and the command that made them.
+
+    \b
+    varifocal report runs/demo
+    varifocal report runs/demo runs/gates -o report.html --bench results/attention_bench.json
+    """
+    from varifocal.evidence.attention_bench import read_attention_bench
+    from varifocal.evidence.report.page import make_page, require_packages
+    from varifocal.evidence.report.sources import read_source
+
+    require_packages()
+    first = paths[0] if paths[0].is_dir() else paths[0].parent
+    out = first / "report.html" if out is None else out
+    require_folder(out)
+    sources = [read_source(path) for path in paths]
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    page = make_page(
+        sources,
+        None if bench is None else read_attention_bench(bench),
+        title=title or sources[0].title,
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        made=f"Made {now} by varifocal {varifocal.__version__}",
+    )
+    write_atomically(out, page)
+    console = Console(highlight=False)
+    notes = [note for source in sources for note in source.notes]
+    for note in notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
+    console.print(f"written to {escape(str(out))} ({len(page) / 1e6:.1f} MB); open it in a browser", soft_wrap=True)

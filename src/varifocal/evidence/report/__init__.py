@@ -1,0 +1,1 @@
+"""Run files to one HTML page that needs nothing else."""

@@ -1,0 +1,137 @@
+"""matplotlib's figures as SVG that takes its colours from the page, so that one picture serves light and dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+INK = "#010101"
+"""Stands for the colour of the text around the figure."""
+SERIES = ("#0072b2", "#d55e00", "#00805d", "#aa3f84", "#a06000", "#3a87ad")
+"""Stand for the page's colours of series 1 to 6, and are their values in light: told apart by the colour-blind, and
+each line has a marker and a dash of its own besides."""
+MARKERS = "os^Dv<>PX*"
+DASHES = ("-", "--", "-.", ":")
+MAP = "cividis"
+"""From dark blue to yellow, the same for all eyes."""
+OWN_ID = "figure-id-"
+"""Stands before every id of an SVG, to be replaced by something that no other figure of the page has."""
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "varifocal",
+    "font.size": 11.0,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 11.0,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.grid": True,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": 10.0,
+    "text.parse_math": False,
+}
+
+
+@contextmanager
+def canvas(width: float, height: float, columns: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """A figure of so many inches and its axes (an array for several columns); closed at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context(STYLE):
+        figure, axes = pyplot.subplots(1, columns, figsize=(width, height), layout="constrained", **options)
+        try:
+            yield figure, axes
+        finally:
+            pyplot.close(figure)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Colour, marker and dash of the series of that number."""
+    return {
+        "color": SERIES[number % len(SERIES)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number // len(SERIES) % len(DASHES)],
+        "markersize": 4.5,
+        "linewidth": 1.6,
+    }
+
+
+def finished(figure: Any) -> str:
+    """The figure as SVG for the inside of an HTML page: no header, no size, the page's colours, marked ids."""
+    content = io.StringIO()
+    figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    svg = content.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    width, _ = figure.get_size_inches()
+    svg = re.sub(r' (?:width|height)="[^"]*pt"| xmlns(?::\w+)?="[^"]*"| version="[^"]*"', "", svg)
+    svg = svg.replace("xlink:href=", "href=")
+    svg = re.sub(r'\bid="', f'id="{OWN_ID}', svg)
+    svg = re.sub(r'href="#', f'href="#{OWN_ID}', svg)
+    svg = svg.replace("url(#", f"url(#{OWN_ID}").replace(INK, "currentColor")
+    for number, color in enumerate(SERIES):
+        svg = svg.replace(color, f"var(--series-{number + 1})")
+    # A small figure is not to be blown up to the width of the page.
+    return svg.strip().replace("<svg", f'<svg style="--natural: {width * 6.2:.1f}rem"', 1)
+
+
+def legend(figure: Any, axes: Any, *, columns: int = 3) -> None:
+    """The names of the series above the axes, where no line runs."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, len(handles)))
+
+
+def plain_numbers(axis: Any) -> None:
+    """Labels of a logarithmic axis as plain numbers."""
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(lambda value, _: "")
+
+
+def few_ticks(axis: Any) -> None:
+    """So few labels that they do not run into each other."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(5))
+
+
+def heat_map(figure: Any, axes: Any, values: list[list[float | None]], *, least: float, most: float, form: str) -> None:
+    """Layers downwards, heads to the right, with the numbers in the cells where there is room."""
+    import numpy
+
+    shown = numpy.array([[numpy.nan if one is None else one for one in row] for row in values], dtype=float)
+    mesh = axes.pcolormesh(shown, cmap=MAP, vmin=least, vmax=most, edgecolors="none")
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    rows, columns = shown.shape
+    axes.set_xticks([0.5 + one for one in range(columns)], [str(one) for one in range(columns)])
+    axes.set_yticks([0.5 + one for one in range(rows)], [str(one) for one in range(rows)])
+    axes.tick_params(length=0)
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    if columns <= 8:
+        middle = least + (most - least) / 2
+        for row in range(rows):
+            for column in range(columns):
+                if numpy.isfinite(shown[row, column]):
+                    color = "#000000" if shown[row, column] > middle else "#ffffff"
+                    text = format(shown[row, column], form)
+                    axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=color, fontsize=9.5)
+    bar = figure.colorbar(mesh, ax=axes, fraction=0.06, pad=0.03)
+    bar.outline.set_visible(False)
