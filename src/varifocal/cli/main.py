@@ -16,6 +16,7 @@ from varifocal.cli.check import check
 from varifocal.cli.compare import compare
 from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
+from varifocal.cli.explore import explore
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 from varifocal.cli.retrofit import retrofit
@@ -42,6 +43,7 @@ app.command()(ablate)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
+app.command()(explore)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 
