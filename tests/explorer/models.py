@@ -13,7 +13,7 @@ from tests.model.models import small_model
 from varifocal.explorer.explorer import Explorer
 from varifocal.explorer.opening import OpenedModel
 
-TEXT = "The council met in spring. The council voted for the bridge, and the bridge was built by the people of the town."
+TEXT = "The council met in spring. The council voted for a bridge, and the bridge was built by the people of the town."
 """Longer than the windows of the small models."""
 VOCABULARY = 320
 

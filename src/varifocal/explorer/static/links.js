@@ -20,7 +20,7 @@ export function drawLinks(svg, sheet, spans, chosen, keys) {
       const height = Math.min(40, 10 + Math.hypot(fromX - toX, fromY - toY) / 6);
       const path = document.createElementNS(SVG, "path");
       path.setAttribute("d", `M${fromX} ${fromY} C${fromX} ${fromY - height} ${toX} ${toY - height} ${toX} ${toY}`);
-      path.setAttribute("stroke-width", (1 + (4 * key.weight) / most).toFixed(1));
+      path.setAttribute("stroke-width", (1 + (3 * key.weight) / most).toFixed(1));
       path.setAttribute("class", kindOf(key));
       return path;
     }),

@@ -134,8 +134,7 @@ export class Panel {
     this.row = null;
     this.tokens.root.replaceChildren();
     this.find("links").replaceChildren();
-    this.find("details").hidden = true;
-    this.find("map").hidden = true;
+    for (const part of ["details", "after", "map"]) this.find(part).hidden = true;
     this.complain(null);
   }
 
@@ -183,6 +182,7 @@ export class Panel {
     showKeys(this.find("keys"), this.row, this.tokens, (key) => this.choose(key));
     showNext(this.find("next"), this.row);
     this.find("details").hidden = false;
+    this.find("after").hidden = false;
   }
 
   sentence(index) {

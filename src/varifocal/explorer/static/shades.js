@@ -30,7 +30,12 @@ export function showLegend(root, entries) {
       entry.className = "entry";
       const swatch = document.createElement("i");
       swatch.className = shade;
-      entry.append(swatch, label);
+      entry.append(swatch);
+      if (label !== "") {
+        const words = document.createElement("b");
+        words.textContent = label;
+        entry.append(words);
+      }
       return entry;
     }),
   );
@@ -38,10 +43,9 @@ export function showLegend(root, entries) {
 
 export function legendOf(colour, view) {
   if (colour === "gate") {
-    const steps = [0, 2, 4, 5, 6, 8, 10];
-    const words = { 0: "0 global", 5: "½", 10: "1 local" };
-    const entries = steps.map((step) => [`shade-gate-${step}`, words[step] ?? ""]);
-    return [...entries, ["shade-silent", "decides nothing: both branches read the same"]];
+    const words = { 0: "0: global", 5: "½", 10: "1: local" };
+    const entries = [0, 2, 4, 5, 6, 8, 10].map((step) => [`shade-gate-${step}`, words[step] ?? ""]);
+    return [...entries, ["shade-silent", "decides nothing: both branches read the same keys"]];
   }
   if (colour === "width") {
     const [least, most] = extremes(view.width);

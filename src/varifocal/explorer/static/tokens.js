@@ -2,9 +2,18 @@
 
 import { extremes, gateShade, percent, readShade, widthShade } from "./shades.js";
 
-/** How a token is written where it stands alone: spaces and line breaks made visible. */
+const CONTROLS = /[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g;
+const PART = "◌"; // of a character that several tokens make up
+
+/** Control characters made visible, so that no text hides what it holds. */
+function visible(piece) {
+  return piece.replace(CONTROLS, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)));
+}
+
+/** How a token is written where it stands alone: spaces and line breaks made visible too. */
 export function written(piece) {
-  return piece.replace(/ /g, "␣").replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥") || "◌";
+  if (/^\ufffd*$/.test(piece)) return PART;
+  return visible(piece).replace(/ /g, "␣").replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
 }
 
 export class Tokens {
@@ -37,7 +46,7 @@ export class Tokens {
       span.setAttribute("role", "option");
       span.setAttribute("aria-selected", "false");
       span.tabIndex = -1;
-      span.textContent = view.added[index] ?? (piece === "" ? "◌" : piece.replace(/\r?\n/g, "⏎\n"));
+      span.textContent = view.added[index] ?? (visible(piece).replace(/\r?\n/g, "⏎\n") || PART);
       return span;
     });
     this.root.replaceChildren(...this.spans);
