@@ -22,40 +22,31 @@ export function percent(share) {
   return share >= 0.00005 ? `${(share * 100).toFixed(2)} %` : "0 %";
 }
 
-/** Fills a legend: [[class, label], ...]. */
+/** Fills a legend with words and, given as classes, shades. */
 export function showLegend(root, entries) {
   root.replaceChildren(
-    ...entries.map(([shade, label]) => {
-      const entry = document.createElement("span");
-      entry.className = "entry";
-      const swatch = document.createElement("i");
-      swatch.className = shade;
-      entry.append(swatch);
-      if (label !== "") {
-        const words = document.createElement("b");
-        words.textContent = label;
-        entry.append(words);
-      }
+    ...entries.map(({ words, shade }) => {
+      const entry = document.createElement(shade ? "i" : "span");
+      if (shade) entry.className = shade;
+      else entry.textContent = words;
       return entry;
     }),
   );
 }
 
 export function legendOf(colour, view) {
+  const shades = (kind, steps) => steps.map((step) => ({ shade: `shade-${kind}-${step}` }));
+  const amounts = shades("amount", [0, 1, 2, 3, 4, 5, 6]);
   if (colour === "gate") {
-    const words = { 0: "0: global", 5: "½", 10: "1: local" };
-    const entries = [0, 2, 4, 5, 6, 8, 10].map((step) => [`shade-gate-${step}`, words[step] ?? ""]);
-    return [...entries, ["shade-silent", "decides nothing: both branches read the same keys"]];
+    const gates = shades("gate", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+    const silent = [{ shade: "shade-silent" }, { words: "decides nothing: both branches read the same keys" }];
+    return [{ words: "global 0" }, ...gates, { words: "1 local" }, ...silent];
   }
   if (colour === "width") {
-    const [least, most] = extremes(view.width);
-    return [0, 3, 6].map((step) => [`shade-amount-${step}`, `${Math.round(least + ((most - least) * step) / 6)} keys`]);
+    const [least, most] = extremes(view.width).map(Math.round);
+    return [{ words: `window of ${least}` }, ...amounts, { words: `${most} keys` }];
   }
-  const labels = ["under 0.05 %", "", "1 %", "", "10 %", "", "over 30 %"];
-  return ["shade-amount-0", ...READ_STEPS.map((_, step) => `shade-amount-${step + 1}`)].map((shade, step) => [
-    shade,
-    labels[step],
-  ]);
+  return [{ words: "reads under 0.05 %" }, ...amounts, { words: "over 30 %" }];
 }
 
 export function extremes(values) {
