@@ -121,8 +121,8 @@ def test_key_in_the_list_leads_to_its_token(visit: Visit, gated: Server) -> None
 def test_switching_the_head_shows_other_gates(visit: Visit, gated: Server) -> None:
     panel = open_page(visit.page, gated)
     before = tokens(panel).nth(12).get_attribute("aria-label")
-    panel.get_by_label("Head").select_option("2")
-    panel.get_by_label("Layer").select_option("1")
+    panel.get_by_label("Head", exact=True).select_option("2")
+    panel.get_by_label("Layer", exact=True).select_option("1")
     expect(tokens(panel).nth(12)).not_to_have_attribute("aria-label", before or "")
     expect(panel.locator(".map [aria-current]")).to_have_attribute("aria-label", re.compile("layer 1, head 2"))
 
@@ -130,13 +130,13 @@ def test_switching_the_head_shows_other_gates(visit: Visit, gated: Server) -> No
 def test_map_of_heads_leads_to_a_head(visit: Visit, gated: Server) -> None:
     panel = open_page(visit.page, gated)
     panel.get_by_role("button", name="layer 1, head 3").click()
-    expect(panel.get_by_label("Head")).to_have_value("3")
-    expect(panel.get_by_label("Layer")).to_have_value("1")
+    expect(panel.get_by_label("Head", exact=True)).to_have_value("3")
+    expect(panel.get_by_label("Layer", exact=True)).to_have_value("1")
 
 
 def test_gates_held_at_local_leave_the_far_keys_unread(visit: Visit, gated: Server) -> None:
     panel = open_page(visit.page, gated)
-    panel.get_by_label("Gates").select_option("local")
+    panel.get_by_label("Gates", exact=True).select_option("local")
     expect(panel.locator(".summary")).to_contain_text("100 % local")
     expect(panel.locator(".keys li")).to_have_count(5)
 
@@ -163,8 +163,8 @@ def test_dense_model_says_that_it_has_no_gate(visit: Visit, two: Server) -> None
     open_page(visit.page, two)
     dense = settled(visit.page, 1)
     expect(dense.locator(".words")).to_have_text("dense: no gate: every key.")
-    expect(dense.get_by_label("Gates")).to_be_disabled()
-    expect(dense.get_by_label("Colour")).to_have_value("read")
+    expect(dense.get_by_label("Gates", exact=True)).to_be_disabled()
+    expect(dense.get_by_label("Colour", exact=True)).to_have_value("read")
     expect(dense.locator(".summary")).to_contain_text("no gate")
     expect(dense.locator(".next section")).to_have_count(1)
 
@@ -174,7 +174,7 @@ def test_learned_widths_are_drawn(visit: Visit, two: Server) -> None:
     shares = tokens(panel).evaluate_all("spans => spans.map(span => Number(span.style.getPropertyValue('--share')))")
     assert max(shares) == 1
     assert len(set(shares)) > 3
-    panel.get_by_label("Colour").select_option("width")
+    panel.get_by_label("Colour", exact=True).select_option("width")
     expect(panel.locator(".legend")).to_contain_text("keys")
 
 
@@ -182,7 +182,8 @@ def test_learned_widths_are_drawn(visit: Visit, two: Server) -> None:
 def test_hostile_text_is_shown_as_text(visit: Visit, gated: Server, text: str) -> None:
     panel = open_page(visit.page, gated, text)
     shown = "".join(tokens(panel).all_text_contents())
-    assert shown.replace("␀", "\0").replace("␇", "\a") == text
+    # Control characters get a sign, and the second token of one character another.
+    assert shown.replace("␀", "\0").replace("␇", "\a").replace("◌", "") == text
     assert panel.locator(".tokens :is(script, img, svg, b)").count() == 0
     assert visit.complaints == []
 
@@ -201,7 +202,7 @@ def test_over_long_text_is_refused_with_its_count_and_a_shorter_one_is_read(visi
 
 def test_view_can_be_shared_by_its_address(visit: Visit, browser: Browser, gated: Server) -> None:
     panel = open_page(visit.page, gated)
-    panel.get_by_label("Head").select_option("3")
+    panel.get_by_label("Head", exact=True).select_option("3")
     settled(visit.page)
     tokens(panel).nth(11).click()
     expect(panel.locator(".chosen")).to_contain_text("Token 11:")
@@ -210,14 +211,14 @@ def test_view_can_be_shared_by_its_address(visit: Visit, browser: Browser, gated
     other.goto(visit.page.url)
     shared = settled(other)
     expect(shared.locator(".chosen")).to_have_text(panel.locator(".chosen").inner_text())
-    expect(shared.get_by_label("Head")).to_have_value("3")
+    expect(shared.get_by_label("Head", exact=True)).to_have_value("3")
     assert other.get_by_label("Text", exact=True).input_value() == TEXT
     context.close()
 
 
 def test_address_with_nonsense_is_opened_all_the_same(visit: Visit, gated: Server) -> None:
     panel = open_page(visit.page, gated, settings="layer=99&head=x&gates=open&character=-3&colour.7=red&__proto__=1")
-    expect(panel.get_by_label("Layer")).to_have_value("0")
+    expect(panel.get_by_label("Layer", exact=True)).to_have_value("0")
     assert visit.complaints == []
 
 
