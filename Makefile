@@ -24,7 +24,7 @@ NATIVE := CMakeLists.txt $(wildcard src/varifocal/kernels/native/*.cpp src/varif
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "varifocal needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,model,gguf,data,gpt2,qwen,training,tensorboard,plots,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,model,gguf,data,gpt2,qwen,training,tensorboard,plots,report,explore]'
 	touch $@
 
 lint: setup

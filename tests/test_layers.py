@@ -12,12 +12,16 @@ import pytest
 import varifocal
 
 PACKAGE = Path(varifocal.__file__).parent
-LAYERS = ("equations", "kernels", "attention", "model", "data", "training", "bench", "evidence", "analysis", "cli")
+LAYERS = (
+    *("equations", "kernels", "attention", "model", "data", "training", "bench", "evidence", "analysis", "explorer"),
+    "cli",
+)
 """From the ground up."""
 
 ALLOWED: dict[str, set[str]] = {layer: set(LAYERS[: number + 1]) for number, layer in enumerate(LAYERS)}
 ALLOWED["data"] = {"data"}
 ALLOWED["evidence"] = {"evidence"}
+ALLOWED["explorer"] = {"explorer", "root", "equations", "kernels", "attention", "model"}
 ALLOWED["root"] = {"root", "equations", "kernels", "attention"}
 for above in ("model", "training", "bench", "analysis"):
     # `varifocal` itself offers the names of attention and equations, to those above them.
@@ -39,6 +43,9 @@ HEAVY = (
     "tokenizers",
     "huggingface_hub",
     "matplotlib",
+    "fastapi",
+    "uvicorn",
+    "jinja2",
     "pandas",
     "scipy",
     "hypothesis",
@@ -125,7 +132,10 @@ def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path
         "zstandard": {"data"},
         "orjson": {"data"},
         "matplotlib": {"evidence"},
-        "jinja2": {"evidence"},
+        "jinja2": {"evidence", "explorer"},
+        "fastapi": {"explorer"},
+        "starlette": {"explorer"},
+        "uvicorn": {"explorer"},
         "typer": {"cli"},
         "rich": {"cli"},
     }
@@ -169,6 +179,9 @@ def test_no_way_of_importing_is_overlooked(text: str, wanted: set[str]) -> None:
         ("evidence", "root"),
         ("evidence", "analysis"),
         ("training", "analysis"),
+        ("explorer", "training"),
+        ("explorer", "cli"),
+        ("model", "explorer"),
     ],
 )
 def test_forbidden_direction_is_not_allowed(layer: str, imports: str) -> None:
@@ -204,7 +217,7 @@ def test_import_loads_neither_the_compiler_of_torch_nor_a_layer_above_attention(
     loaded = run("import sys, varifocal\nprint(*sys.modules)").stdout.split()
     assert "torch._dynamo" not in loaded
     assert "torch._inductor" not in loaded
-    above = ("model", "data", "training", "bench", "evidence", "analysis", "cli")
+    above = ("model", "data", "training", "bench", "evidence", "analysis", "explorer", "cli")
     assert not {f"varifocal.{layer}" for layer in above} & set(loaded)
 
 

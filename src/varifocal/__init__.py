@@ -4,6 +4,7 @@
 """
 
 from varifocal.attention.attend import attend
+from varifocal.attention.forced_gates import force_gates
 from varifocal.attention.gate_metrics import GateStatistics, gate_gradient_norms, gate_statistics
 from varifocal.attention.gates import Gate, GateConfig, set_gate_warmth
 from varifocal.attention.mechanisms import (
@@ -37,5 +38,5 @@ __all__ = [
     "MECHANISMS", "Attended", "Branch", "Causal", "Dot", "FixedBranch", "Gate", "GateConfig", "GateStatistics",
     "HeadScale", "HeadShape", "Indexer", "Mechanism", "MechanismConfig", "MechanismOutput", "PairGate",
     "PooledKeys", "Prefix", "RandomBlocks", "Score", "Segments", "SoftWindow", "Strided", "TopK", "Window",
-    "attend", "gate_gradient_norms", "gate_statistics", "make_mechanism", "set_gate_warmth",
+    "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "make_mechanism", "set_gate_warmth",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from varifocal.cli.check import check
 from varifocal.cli.compare import compare
 from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
+from varifocal.cli.explore import explore
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 from varifocal.cli.report import report
@@ -46,6 +47,7 @@ app.command()(evaluate)
 app.command()(retrofit)
 app.command()(analyze)
 app.command()(report)
+app.command()(explore)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 

@@ -1,0 +1,99 @@
+"""The page and its questions as a web application."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import ValidationError
+from starlette.types import ASGIApp
+
+import varifocal
+from varifocal.explorer.explorer import Explorer
+from varifocal.explorer.guard import Guard
+from varifocal.explorer.views import TextQuestion, TextView, TokenQuestion, TokenView
+
+FOLDER = Path(__file__).parent
+MOST_REQUEST_BYTES = 2**20
+
+Question = TypeVar("Question", bound=TextQuestion)
+Answer = TypeVar("Answer")
+
+
+def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGIApp:
+    """The application: everything lies below `/token/`.
+
+    Args:
+        explorer: what answers.
+        token: the secret part of the address.
+        host: the name or address under which the server listens.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
+    templates = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    # A page that finds another start behind its address loads itself anew: the models may be others.
+    start = secrets.token_hex(4)
+    page = templates.get_template("page.html").render(
+        models=explorer.models, start=start, version=varifocal.__version__
+    )
+    # One thread computes, one question after the other.
+    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
+
+    async def computed(answer: Callable[[Question], Answer], asked: Question) -> Answer:
+        return await asyncio.get_running_loop().run_in_executor(worker, answer, asked)
+
+    @app.exception_handler(ValueError)
+    async def mistaken(request: Request, error: ValueError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=422)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"the model failed: {type(error).__name__}"}, status_code=500)
+
+    @app.get("/")
+    async def show_page() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    @app.get("/api/start")
+    async def show_start() -> dict[str, str]:
+        return {"start": start}
+
+    @app.post("/api/text")
+    async def show_text(request: Request) -> TextView:
+        return await computed(explorer.text, await asked_in(request, TextQuestion))
+
+    @app.post("/api/token")
+    async def show_token(request: Request) -> TokenView:
+        return await computed(explorer.token, await asked_in(request, TokenQuestion))
+
+    return Guard(app, token=token, host=host)
+
+
+async def asked_in(request: Request, kind: type[Question]) -> Question:
+    """The question in a request's body; an answer of 413 or 422 if it is too long or none."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_REQUEST_BYTES:
+            raise HTTPException(413, f"the request is longer than {MOST_REQUEST_BYTES:,} bytes; shorten the text")
+    try:
+        return kind.model_validate_json(bytes(body))
+    except ValidationError as error:
+        raise HTTPException(422, sentence(error.errors(include_url=False, include_input=False))) from error
+
+
+def sentence(errors: list[Any]) -> str:
+    """What is wrong with a question."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the request"
+    return f"{where}: {first['msg']}"

@@ -1,0 +1,157 @@
+"""Answers the questions of the page from the models and the readings that were made last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from varifocal.attention.forced_gates import gates_of
+from varifocal.attention.gate_metrics import gate_statistics
+from varifocal.explorer.attention_row import attention_row
+from varifocal.explorer.mechanism_words import describe
+from varifocal.explorer.opening import OpenedModel
+from varifocal.explorer.pieces import Pieces, cut
+from varifocal.explorer.reading import Gates, Reading, decoder_layer, read_tokens
+from varifocal.explorer.readings import Readings
+from varifocal.explorer.views import (
+    Candidate,
+    KeyView,
+    LayerView,
+    ModelView,
+    NextView,
+    TextQuestion,
+    TextView,
+    TokenQuestion,
+    TokenView,
+)
+
+TOP_KEYS = 12
+TOP_CANDIDATES = 10
+MOST_BYTES = 256 * 2**20
+
+
+class Explorer:
+    """One or several models; to be asked by one thread at a time."""
+
+    def __init__(
+        self, models: Sequence[OpenedModel], *, most_tokens: int | None = None, most_bytes: int = MOST_BYTES
+    ) -> None:
+        """Args:
+        models: the page shows them side by side.
+        most_tokens: the longest text; None for each model's own context.
+        most_bytes: of kept readings.
+        """
+        self.opened = tuple(models)
+        self.readings = Readings(most_bytes)
+        self.models = tuple(view_model(opened, most_tokens) for opened in models)
+
+    def text(self, asked: TextQuestion) -> TextView:
+        """A text in one head of one layer; ValueError if there is no such head or the text is too long."""
+        opened, pieces = self.checked(asked)
+        reading = self.reading(asked, pieces, asked.gates)
+        record = reading.records[asked.layer]
+        reach = describe(decoder_layer(opened.model, asked.layer).self_attn.mechanism.config)
+        decides = record.get("decides")
+        if decides is not None and decides.ndim == 2:
+            decides = decides[asked.head]
+        return TextView(
+            pieces=pieces.pieces,
+            starts=pieces.starts,
+            added=pieces.added,
+            gate=numbers(record["gate"][asked.head], 3) if "gate" in record else None,
+            decides=None if decides is None else decides.tolist(),
+            width=numbers(record["width"][asked.head], 1) if "width" in record else None,
+            window=reach.window,
+            edge=reach.edge,
+            gate_map=[mean_gates(one) for one in reading.records],
+            beyond=len(pieces.ids) > self.models[asked.model].context,
+        )
+
+    def token(self, asked: TokenQuestion) -> TokenView:
+        """What a token reads in one head, and the next token with the gates as learned and held."""
+        opened, pieces = self.checked(asked)
+        if asked.token >= len(pieces.ids):
+            raise ValueError(f"there is no token {asked.token}; the text has {len(pieces.ids)}, counted from 0")
+        reading = self.reading(asked, pieces, asked.gates)
+        row = attention_row(opened.model, reading, layer=asked.layer, head=asked.head, token=asked.token)
+        best = row.weights.topk(min(TOP_KEYS, len(row.weights)))
+        keys = tuple(
+            KeyView(
+                token=index,
+                weight=round(weight, 4),
+                local_part=None if row.local_part is None else round(float(row.local_part[index]), 4),
+                global_part=None if row.global_part is None else round(float(row.global_part[index]), 4),
+            )
+            for weight, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            if weight > 0
+        )
+        states: tuple[Gates, ...] = get_args(Gates) if self.models[asked.model].gated else ("learned",)
+        following = pieces.ids[asked.token + 1] if asked.token + 1 < len(pieces.ids) else None
+        chances = tuple(
+            next_tokens(opened, self.reading(asked, pieces, gates), gates, token=asked.token, following=following)
+            for gates in states
+        )
+        return TokenView(asked.token, numbers(row.weights, 4), keys, chances)
+
+    def checked(self, asked: TextQuestion) -> tuple[OpenedModel, Pieces]:
+        """The model and the tokens of a question; ValueError if it asks for what is not there."""
+        if asked.model >= len(self.opened):
+            raise ValueError(f"there is no model {asked.model}; this page has {len(self.opened)}, counted from 0")
+        view = self.models[asked.model]
+        for name, given, there in (("layer", asked.layer, len(view.layers)), ("head", asked.head, view.heads)):
+            if given >= there:
+                raise ValueError(f"there is no {name} {given}; {view.name} has {there}, counted from 0")
+        if asked.gates != "learned" and not view.gated:
+            raise ValueError(f"{view.name} has no gates that could be held; ask for gates='learned'")
+        opened = self.opened[asked.model]
+        return opened, cut(opened, asked.text, most=view.most)
+
+    def reading(self, asked: TextQuestion, pieces: Pieces, gates: Gates) -> Reading:
+        """The reading of a question's text with gates in some state, kept or new."""
+        model = self.opened[asked.model].model
+        return self.readings.get((asked.model, asked.text, gates), lambda: read_tokens(model, pieces.ids, gates))
+
+
+def view_model(opened: OpenedModel, most_tokens: int | None) -> ModelView:
+    """What the page says about a model."""
+    config = opened.model.config
+    mechanisms = [decoder_layer(opened.model, layer).self_attn.mechanism for layer in range(config.num_hidden_layers)]
+    return ModelView(
+        name=opened.name,
+        parameters=sum(parameter.numel() for parameter in opened.model.parameters()),
+        heads=config.num_attention_heads,
+        context=config.max_position_embeddings,
+        most=config.max_position_embeddings if most_tokens is None else most_tokens,
+        layers=tuple(
+            LayerView(mechanism.name, bool(gates_of(mechanism)), describe(mechanism.config).words)
+            for mechanism in mechanisms
+        ),
+    )
+
+
+def mean_gates(record: dict[str, Tensor]) -> list[float | None] | None:
+    """The mean gate of each head over the tokens where it decides; None where none does."""
+    if "gate" not in record:
+        return None
+    means = gate_statistics(record["gate"][None], record["decides"][None]).mean
+    return [None if mean != mean else round(mean, 3) for mean in means.tolist()]
+
+
+@torch.no_grad()
+def next_tokens(opened: OpenedModel, reading: Reading, gates: Gates, *, token: int, following: int | None) -> NextView:
+    """The likeliest next tokens behind a token, and how likely the one that follows was."""
+    probabilities = opened.model.lm_head(reading.last[token]).float().softmax(dim=-1)
+    best = probabilities.topk(min(TOP_CANDIDATES, len(probabilities)))
+    candidates = tuple(
+        Candidate(opened.tokenizer.decode([index]), round(chance, 5), index == following)
+        for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    )
+    return NextView(gates, candidates, None if following is None else round(float(probabilities[following]), 5))
+
+
+def numbers(values: Tensor, digits: int) -> list[float]:
+    """A tensor [N] as rounded numbers: the page needs no more, and JSON is shorter."""
+    return [round(value, digits) for value in values.tolist()]

@@ -1,0 +1,61 @@
+"""One forward pass of a model over a text, with its gates as learned or held, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from varifocal.attention.forced_gates import force_gates
+from varifocal.model import VarifocalForCausalLM
+from varifocal.model.modeling import VarifocalDecoderLayer
+
+Gates = Literal["learned", "local", "global"]
+"""The learned mix, or all gates of all layers held at the first branch or at the second."""
+
+KEPT = ("gate", "decides", "width")
+"""The records that are kept: the rest can be had again for one token."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one pass over T tokens leaves."""
+
+    inputs: tuple[Tensor, ...]
+    """For each layer its input [T, C], before its norm."""
+    last: Tensor
+    """[T, C], what the head turns into the next token's logits."""
+    records: tuple[dict[str, Tensor], ...]
+    """For each layer what its mechanism decided: gate [H, T], decides [T] or [H, T], width [H, T]."""
+
+    def size(self) -> int:
+        """Bytes."""
+        tensors = [*self.inputs, self.last, *(tensor for record in self.records for tensor in record.values())]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def read_tokens(model: VarifocalForCausalLM, ids: list[int], gates: Gates) -> Reading:
+    """Read a text once."""
+    if gates == "learned":
+        return one_pass(model, ids)
+    with force_gates(model, 1.0 if gates == "local" else 0.0):
+        return one_pass(model, ids)
+
+
+@torch.no_grad()
+def one_pass(model: VarifocalForCausalLM, ids: list[int]) -> Reading:
+    """The pass itself, with the gates as they are."""
+    tokens = torch.tensor([ids], device=model.device)
+    output = model.model(input_ids=tokens, use_cache=False, output_hidden_states=True, output_records=True)
+    *inputs, last = (hidden[0] for hidden in output.hidden_states)
+    if not bool(last.isfinite().all()):
+        raise ValueError("the model's numbers are not finite for this text; its weights are damaged or diverged")
+    records = tuple({name: record[name][0] for name in KEPT if name in record} for record in output.records)
+    return Reading(tuple(inputs), last, records)
+
+
+def decoder_layer(model: VarifocalForCausalLM, layer: int) -> VarifocalDecoderLayer:
+    """A layer of the model."""
+    return cast(VarifocalDecoderLayer, model.model.layers[layer])

@@ -1,0 +1,70 @@
+"""Serves the page to this machine's browser until it is interrupted."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from varifocal.explorer.app import make_app
+from varifocal.explorer.explorer import Explorer
+
+LEAST_TOKEN = 16
+"""Characters that cannot be guessed."""
+
+
+def make_token(given: str | None = None) -> str:
+    """The secret part of the address: a new random one, or the given one if it is fit to be."""
+    if given is None:
+        return secrets.token_urlsafe(24)
+    if len(given) < LEAST_TOKEN or not re.fullmatch(r"[A-Za-z0-9_-]+", given):
+        raise ValueError(
+            f"a token needs at least {LEAST_TOKEN} letters, digits, - or _, got {len(given)} characters; "
+            "leave it out for a random one"
+        )
+    return given
+
+
+def serve(
+    explorer: Explorer, *, host: str, port: int, token: str, on_ready: Callable[[str], None] = lambda address: None
+) -> None:
+    """Answer until interrupted.
+
+    Args:
+        explorer: what answers.
+        host: where to listen.
+        port: 0 for any free one.
+        token: the secret part of the address.
+        on_ready: is called with the page's address as soon as it can be opened.
+    """
+    listening = listen(host, port)
+    port = listening.getsockname()[1]
+    config = uvicorn.Config(
+        make_app(explorer, token=token, host=host),
+        log_level="warning",
+        # An address holds the token: it is not for logs.
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{token}/")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; ValueError if the host or port cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(128)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port "
+            "(0 for any free port)"
+        ) from error
+    return listening
