@@ -96,6 +96,7 @@ def test_check_prints_a_table_and_writes_its_findings(tmp_path: Path) -> None:
         (("compare", "no/such.toml", "out"), "the config no/such.toml cannot be read: No such file or directory"),
         (("compare", "configs/demo.toml", "out", "--seeds", "1,x"), "seeds must be whole numbers separated by commas"),
         (("compare", "configs/demo.toml", "out", "--set", "run.seed=1"), "run.seed is what a comparison varies"),
+        (("report", "no/such/run"), "no/such/run does not exist; give the folder of a run or of a comparison"),
         (("ablate",), "ablate needs a CONFIG and a folder OUT; 'varifocal ablate --list' shows the ablations"),
         (("ablate", "configs/demo.toml", "out", "-a", "hybrd"), "unknown ablation 'hybrd' (did you mean 'hybrid'?)"),
     ],

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from tests.data.conftest import prepared
 from tests.data.texts import write_jsonl
-from tests.model.models import small_config, small_model
+from tests.model.models import SIZES, small_config, small_model
 from varifocal.analysis.analyze import AnalysisPlan, analyze, own_options, spread_rows
 from varifocal.cli.main import app
 from varifocal.data import PreparedData
@@ -42,7 +43,7 @@ def model_for(data: PreparedData, variant: str) -> Any:
     return small_model(variant, vocab_size=data.manifest.tokenizer.vocabulary, max_position_embeddings=128)
 
 
-def new_model(data: PreparedData, variant: str, **changes: Any) -> VarifocalForCausalLM:
+def new_model(data: PreparedData, variant: str, **changes: Any) -> Any:
     """A model whose gates are still at their start."""
     torch.manual_seed(0)
     sizes = {"vocab_size": data.manifest.tokenizer.vocabulary, "max_position_embeddings": 128}
@@ -54,7 +55,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     """120 documents of a few sentences."""
     folder = tmp_path_factory.mktemp("analysis")
     choose = random.Random(0)
-    texts = [f"Text {number}. " + "\n".join(choose.choices(SENTENCES, k=8)) for number in range(120)]
+    # Each text has a word of its own, which the others do not know.
+    names = ["xyl" + "".join("abcdefghij"[int(digit)] for digit in str(number)) for number in range(120)]
+    texts = [f"On {name} now. " + "\n".join(choose.choices(SENTENCES, k=8)) for name in names]
     write_jsonl(folder / "texts.jsonl", texts)
     return prepared(folder / "texts.jsonl", folder / "data", tokenizer="train:400")
 
@@ -178,6 +181,39 @@ def test_command_writes_into_the_run_and_prints_tables(data: PreparedData, tmp_p
     assert "dense attention recovered" in result.stdout
     assert read_analysis(run / "analysis" / "validation.json").content["mechanism"] == "head_gated"
     assert [file.name for file in (run / "analysis").iterdir()] == ["validation.json"]
+
+
+def test_pretrained_dense_model_is_analyzed_as_it_is(data: PreparedData, tmp_path: Path) -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
+    config = Qwen3Config(vocab_size=data.manifest.tokenizer.vocabulary, **sizes)
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "qwen")
+    file = tmp_path / "qwen.json"
+    result = CliRunner().invoke(
+        app,
+        ["analyze", str(tmp_path / "qwen"), "--data", str(data.folder), "-o", str(file), "--tokens", "256"],
+        catch_exceptions=False,
+    )
+    assert result.exit_code == 0
+    found = read_analysis(file).content
+    assert (found["mechanism"], found["window"]) == ("dense", 8)
+    assert all(0 < share <= 1 for row in found["selection"]["window"]["mean"] for share in row)
+
+
+def test_head_that_looks_at_itself_is_local_and_one_that_does_not_care_is_global(data: PreparedData) -> None:
+    model = new_model(data, "dense", qk_norm=False, num_hidden_layers=1)
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        # Queries of head 0 and their keys are the same strong direction that rotates slowly; head 2 asks for nothing.
+        attention.q_proj.weight.zero_()
+        attention.k_proj.weight.zero_()
+        attention.q_proj.bias = torch.nn.Parameter(torch.zeros(32))
+        attention.k_proj.bias = torch.nn.Parameter(torch.zeros(16))
+        attention.q_proj.bias[0:8] = 12.0
+        attention.k_proj.bias[0:8] = 12.0
+    reach = analyze(model, data, PLAN)["selection"]["reach"][0]
+    assert reach[0] == "local"
+    assert reach[2:] == ["global", "global"]
 
 
 def test_model_of_no_run_is_analyzed_and_not_kept(data: PreparedData, tmp_path: Path) -> None:

@@ -104,6 +104,14 @@ def test_value_that_means_nothing_is_left_out() -> None:
     assert sums.totals[:, 0] == pytest.approx(numpy.nansum(values.reshape(3, 50, -1), axis=1), rel=1e-5)
 
 
+def test_gate_that_is_the_same_everywhere_shows_nothing() -> None:
+    table = traces(documents=7, length=61)
+    same = numpy.full_like(table.values, 0.3712)
+    found = found_in(TokenTable(table.documents, table.positions, table.kinds, same))
+    assert sure_heads(found) == set()
+    assert all(row["difference"] == 0 for row in found["by_kind"])
+
+
 def test_one_document_has_a_mean_and_no_interval() -> None:
     table = traces(documents=1)
     found = mean_with_interval(table, numpy.ones(len(table.documents), dtype=bool), resample(1, resamples=10))

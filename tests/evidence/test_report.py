@@ -65,7 +65,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
-def analysis_content(planted: float = 0.1) -> dict[str, Any]:
+def analysis_content(planted: float = 0.3) -> dict[str, Any]:
     """An analysis of made-up traces in which numbers have a higher gate in one head."""
     table = traces(planted=planted, documents=8, length=128)
     gates = table.values.reshape(-1, LAYERS, HEADS).clip(0, 1)
@@ -153,15 +153,16 @@ def test_page_loads_nothing(html: str, page: Page) -> None:
     addresses = [
         value for _, attributes in page.elements for name, value in attributes.items() if name in ("src", "href")
     ]
-    assert all(address is not None and address.startswith(("#", "data:text/csv")) for address in addresses)
+    assert all(
+        address is not None and address.startswith(("#", "data:text/csv", "data:image/png")) for address in addresses
+    )
     assert "url(" not in re.sub(r"url\(#", "", html)
 
 
 def test_answer_stands_before_everything_else(page: Page) -> None:
-    words = page.words
-    assert words.index("Lower with head_gated") < words.index("Contents") if "Contents" in words else True
-    assert words.index("is the validation loss lower than with dense?") < words.index("Beside the papers")
-    assert "No difference shown for local" in words
+    words = page.words.partition("Skip to the content")[2]
+    question, answer = "is the validation loss lower than with dense?", "Lower with head_gated and head_gated.no_gate."
+    assert words.index(question) < words.index(answer) < words.index("No difference shown for local") < 500
 
 
 def test_every_figure_has_words_numbers_and_a_command(page: Page) -> None:

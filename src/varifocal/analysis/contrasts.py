@@ -118,7 +118,9 @@ def stratified_difference(inside: Sums, outside: Sums) -> Numbers:
     counted = inside.counts + outside.counts
     weights = ratio(inside.counts * outside.counts, counted)
     weights = numpy.nan_to_num(weights)
-    differences = ratio(inside.totals, inside.counts) - ratio(outside.totals, outside.counts)
+    ours, theirs = ratio(inside.totals, inside.counts), ratio(outside.totals, outside.counts)
+    # Means of one and the same number differ in their last digits, which are not to be taken for a difference.
+    differences = numpy.where(numpy.isclose(ours, theirs, rtol=1e-9, atol=0.0), 0.0, ours - theirs)
     return ratio(numpy.where(weights > 0, weights * differences, 0).sum(axis=1), weights.sum(axis=1))
 
 

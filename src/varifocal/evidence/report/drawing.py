@@ -82,13 +82,26 @@ def finished(figure: Any) -> str:
     width, _ = figure.get_size_inches()
     svg = re.sub(r' (?:width|height)="[^"]*pt"| xmlns(?::\w+)?="[^"]*"| version="[^"]*"', "", svg)
     svg = svg.replace("xlink:href=", "href=")
-    svg = re.sub(r'\bid="', f'id="{OWN_ID}', svg)
-    svg = re.sub(r'href="#', f'href="#{OWN_ID}', svg)
-    svg = svg.replace("url(#", f"url(#{OWN_ID}").replace(INK, "currentColor")
+    svg = with_own_ids(svg).replace(INK, "currentColor")
     for number, color in enumerate(SERIES):
         svg = svg.replace(color, f"var(--series-{number + 1})")
     # A small figure is not to be blown up to the width of the page.
     return svg.strip().replace("<svg", f'<svg style="--natural: {width * 6.2:.1f}rem"', 1)
+
+
+def with_own_ids(svg: str) -> str:
+    """The ids that something in the SVG refers to, each once and marked as its own; the others are gone."""
+    wanted = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+
+    def kept(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in wanted:
+            return ""
+        wanted.remove(name)
+        return f' id="{OWN_ID}{name}"'
+
+    svg = re.sub(r'\s+id="([^"]*)"', kept, svg)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{OWN_ID}", svg)
 
 
 def legend(figure: Any, axes: Any, *, columns: int = 3) -> None:

@@ -39,9 +39,10 @@ def curves_figure(curves: dict[str, Curve], baseline: str, command: str) -> Figu
         legend(figure, axes)
         svg = finished(figure)
     last = "; ".join(f"{name} {curve[-1][1].mean:.4f}" for name, curve in curves.items() if curve)
+    banded = any(point.interval for curve in curves.values() for _, point in curve)
     return Figure(
         name="validation_loss",
-        title="Validation loss while training, mean over seeds; bands are 95 % intervals",
+        title="Validation loss while training" + (", mean over seeds; bands are 95 % intervals" if banded else ""),
         svg=svg,
         words=f"Validation loss in nats a token against tokens of training. At the last validation: {last}.",
         header=("arm", "tokens", "loss", "low", "high", "seeds"),
@@ -97,7 +98,8 @@ def end_figure(comparison: Comparison, command: str) -> Figure:
         svg = finished(figure)
     return Figure(
         name="difference_at_the_end",
-        title=f"Difference to {comparison.baseline} at the end of training, with its 95 % interval over seeds",
+        title=f"Difference to {comparison.baseline} at the end of training"
+        + (", with its 95 % interval over seeds" if any(row[2] is not None for row in rows) else ""),
         svg=svg,
         words=f"Below 0 is better than {comparison.baseline}: {'; '.join(told)}.",
         header=("arm", "difference", "low", "high", "p", "p_holm", "seeds"),
