@@ -1,4 +1,7 @@
-"""Takes the picture of the explorer that the README shows: `python docs/picture_of_explorer.py` after `make demo`."""
+"""Takes the picture of the explorer that the README shows, after `make demo`: `python docs/picture_of_explorer.py`.
+
+Arguments such as layer=2 head=1 gates=local show another view.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import torch
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from varifocal.explorer.explorer import Explorer
 from varifocal.explorer.opening import open_model
@@ -17,7 +20,9 @@ from varifocal.explorer.server import make_token, serve
 
 TOP = Path(__file__).parent.parent
 MODEL = TOP / "runs/demo/cells/head_gated-seed0/model"
-SIZE = {"width": 1280, "height": 900}
+CHARACTER = 769
+"""Of the page's own text: the last "States"."""
+SIZE: ViewportSize = {"width": 1280, "height": 1200}
 
 
 def main() -> None:
@@ -36,13 +41,13 @@ def main() -> None:
     given = {"host": "127.0.0.1", "port": 0, "token": make_token(), "on_ready": note}
     threading.Thread(target=serve, args=(Explorer([open_model(str(MODEL))]),), kwargs=given, daemon=True).start()
     ready.wait()
-    view = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    view = {"layer": 0, "head": 0, "character": CHARACTER} | dict(part.split("=", 1) for part in sys.argv[1:])
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport=SIZE, device_scale_factor=1.25)
-        page.goto(f"{addresses[0]}#{urlencode({'layer': 0, 'head': 0, 'character': 769} | view)}")
+        page.goto(f"{addresses[0]}#{urlencode(view)}")
         page.locator('.panel[aria-busy="false"] .after').wait_for()
-        page.screenshot(path=TOP / "docs/pictures/explorer.png", full_page=True)
+        page.locator(".panel").screenshot(path=TOP / "docs/pictures/explorer.png")
         browser.close()
 
 
