@@ -107,7 +107,6 @@ export class Tokens {
       span.classList.toggle("inside", width !== null && distance >= 0 && distance < width);
       span.classList.toggle("fading", width !== null && this.view.edge > 0 && distance < width && distance > width - this.view.edge);
       span.classList.toggle("key", read.has(index) && index !== chosen);
-      span.classList.toggle("later", distance < 0);
     });
   }
 
