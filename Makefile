@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` and `make test`. Both first create .venv with the pinned packages.
 PYTHON ?= python3
 BIN := .venv/bin
-CHECKED := src tests docs/generate.py
+CHECKED := src tests docs/generate.py docs/picture_of_explorer.py
 
 .PHONY: demo test lint types unit sanitize results docs setup clean
 
@@ -13,6 +13,7 @@ demo: setup
 	@echo 'open runs/demo/report.html in a browser: the comparison, what the gates learn and what the heads read, on one page'
 	@echo 'next: $(BIN)/varifocal generate runs/demo/cells/head_gated-seed0/model "The state of the Union"'
 	@echo '      $(BIN)/varifocal ablate configs/demo.toml runs/gates -a head_gated.no_gate -a head_gated.static_gate --workers 2'
+	@echo '      $(BIN)/varifocal explore runs/demo/cells/head_gated-seed0/model    shows on a web page what every token reads'
 	@echo '      $(BIN)/varifocal check    holds every mechanism to what training and decoding rely on'
 
 test: setup lint types unit sanitize

@@ -59,7 +59,7 @@ def test_questions_without_the_token_are_refused(client: TestClient) -> None:
 def test_address_with_the_token_shows_the_page(client: TestClient) -> None:
     page = client.get(f"{BASE}/")
     assert page.status_code == 200
-    assert "<h2 id=\"name-0\">head_gated</h2>" in page.text
+    assert '<h2 id="name-0">head_gated</h2>' in page.text
 
 
 def test_address_without_its_last_slash_leads_to_the_page(client: TestClient) -> None:
@@ -102,7 +102,7 @@ def test_every_answer_tells_the_browser_to_load_nothing_else(client: TestClient,
 
 def test_page_holds_no_inline_script_and_no_foreign_address(client: TestClient) -> None:
     page = client.get(f"{BASE}/").text
-    assert "<script type=\"module\" src=\"static/page.js\"></script>" in page
+    assert '<script type="module" src="static/page.js"></script>' in page
     assert page.count("<script") == 1
     assert "http:" not in page
     assert "https:" not in page

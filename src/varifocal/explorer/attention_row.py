@@ -11,6 +11,9 @@ from varifocal.attention.forced_gates import force_gates, gates_of
 from varifocal.explorer.reading import Reading, decoder_layer
 from varifocal.model import VarifocalForCausalLM
 
+MOST_ROWS, MOST_NUMBERS = 16, 2**22
+"""How many unit vectors are read at once: few calls for a short text, little memory for a long one."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionRow:
@@ -29,7 +32,7 @@ def attention_row(model: VarifocalForCausalLM, reading: Reading, *, layer: int, 
     """The row of one query in one head.
 
     The output of every mechanism is linear in the values, so the weights are its output for unit vectors as values: D
-    keys at a time, whatever the mechanism does.
+    keys in a row of a batch, whatever the mechanism does.
     """
     block = decoder_layer(model, layer)
     attention, mechanism = block.self_attn, block.self_attn.mechanism
@@ -39,17 +42,17 @@ def attention_row(model: VarifocalForCausalLM, reading: Reading, *, layer: int, 
     rotary = model.model.rotary_emb(hidden, torch.arange(keys, device=hidden.device)[None])
     q, k = attention.queries_and_keys(x, *rotary)
     memory = mechanism.remember(x, q, k)
-    width = q.shape[-1]
+    width, x, q = q.shape[-1], x[:, -1:], q[:, :, -1:]
+    at_once = max(1, min(MOST_ROWS, MOST_NUMBERS // k.numel()))
 
     def row() -> Tensor:
         weights = []
-        for first in range(0, keys, width):
-            part = min(width, keys - first)
-            values = torch.zeros_like(k)
-            values[:, :, first : first + part, :part] = torch.eye(part, dtype=k.dtype, device=k.device)
-            output = mechanism(x[:, -1:], q[:, :, -1:], k, values, memory=memory).output
-            weights.append(output[0, head, 0, :part].float())
-        return torch.cat(weights)
+        for first in range(0, keys, width * at_once):
+            values = unit_values(k, first, rows=min(at_once, -(-(keys - first) // width)))
+            given = [one.expand(len(values), *one.shape[1:]) for one in (x, q, k)]
+            known = None if memory is None else memory.expand(len(values), *memory.shape[1:])
+            weights.append(mechanism(*given, values, memory=known).output[:, head, 0].flatten().float())
+        return torch.cat(weights)[:keys]
 
     if not gates_of(mechanism):
         return AttentionRow(row(), None, None)
@@ -59,3 +62,12 @@ def attention_row(model: VarifocalForCausalLM, reading: Reading, *, layer: int, 
     with force_gates(mechanism, 0.0):
         global_part = (1 - gate) * row()
     return AttentionRow(local_part + global_part, local_part, global_part)
+
+
+def unit_values(k: Tensor, first: int, *, rows: int) -> Tensor:
+    """Values [rows, G, S, D]: in row r, key first + r D + d has the unit vector d, and all others have 0."""
+    _, heads, keys, width = k.shape
+    values = k.new_zeros(rows, heads, keys, width)
+    index = torch.arange(first, min(keys, first + rows * width), device=k.device)
+    values[(index - first) // width, :, index, (index - first) % width] = 1
+    return values

@@ -28,14 +28,13 @@ def open_model(source: str) -> OpenedModel:
 
     Qwen3, Qwen2 and Llama checkpoints are read as they are, with dense attention.
     """
+    if not (Path(source) / "config.json").exists() and (Path(source) / "model" / "config.json").exists():
+        source = str(Path(source) / "model")
     folder = Path(source)
-    if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
-        folder = folder / "model"
     if (folder / "config.json").is_file() and is_ours(folder):
         opened = OpenedModel(model_name(folder), load_model(folder), load_text_tokenizer(folder))
     else:
-        model = load_pretrained(source if folder == Path(source) else folder)
-        tokenizer = read_tokenizer(source)
+        model, tokenizer = load_pretrained(source), read_tokenizer(source)
         if tokenizer is None:
             raise ValueError(f"{source} holds no tokenizer; put its tokenizer.json beside the weights")
         opened = OpenedModel(model_name(folder), model, tokenizer)

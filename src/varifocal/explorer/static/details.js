@@ -24,6 +24,8 @@ function bar(parts) {
 }
 
 export function showKeys(list, row, tokens, choose) {
+  // The longest bar is the key that is read most: weights over many keys are all small.
+  const most = row.keys.length ? row.keys[0].weight : 1;
   list.replaceChildren(
     ...row.keys.map((key) => {
       const entry = element("li");
@@ -34,8 +36,8 @@ export function showKeys(list, row, tokens, choose) {
       word.addEventListener("click", () => choose(key.token));
       const parts =
         key.local_part === null
-          ? [["whole", key.weight]]
-          : [["local", key.local_part], ["global", key.global_part]];
+          ? [["whole", key.weight / most]]
+          : [["local", key.local_part / most], ["global", key.global_part / most]];
       const where = back === 0 ? "itself" : `${back} back`;
       const share = element("span", "number", percent(key.weight));
       if (key.local_part !== null) {

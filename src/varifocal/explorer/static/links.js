@@ -2,13 +2,19 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+/** Where a token stands: the widest of its boxes, for its space may hang at the end of the line above. */
+export function boxOf(span) {
+  const boxes = [...span.getClientRects()];
+  return boxes.reduce((widest, box) => (box.width > widest.width ? box : widest), boxes[0] ?? span.getBoundingClientRect());
+}
+
 /** Draws over `sheet`: keys are [{token, weight, local_part, global_part}], spans the tokens' elements. */
 export function drawLinks(svg, sheet, spans, chosen, keys) {
   const frame = sheet.getBoundingClientRect();
   svg.setAttribute("width", sheet.scrollWidth);
   svg.setAttribute("height", sheet.scrollHeight);
   const place = (span) => {
-    const box = span.getClientRects()[0];
+    const box = boxOf(span);
     return [box.left - frame.left + sheet.scrollLeft + box.width / 2, box.top - frame.top + sheet.scrollTop + 3];
   };
   const [fromX, fromY] = place(spans[chosen]);

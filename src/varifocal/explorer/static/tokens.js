@@ -1,5 +1,6 @@
 // The text as tokens: coloured, reachable by keyboard, with their numbers on hover and focus.
 
+import { boxOf } from "./links.js";
 import { extremes, gateShade, percent, readShade, widthShade } from "./shades.js";
 
 const CONTROLS = /[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g;
@@ -106,7 +107,6 @@ export class Tokens {
       span.classList.toggle("inside", width !== null && distance >= 0 && distance < width);
       span.classList.toggle("fading", width !== null && this.view.edge > 0 && distance < width && distance > width - this.view.edge);
       span.classList.toggle("key", read.has(index) && index !== chosen);
-      span.classList.toggle("later", distance < 0);
     });
   }
 
@@ -121,7 +121,7 @@ export class Tokens {
     });
     this.hint.replaceChildren(head, ...lines);
     this.hint.hidden = false;
-    const box = this.spans[index].getClientRects()[0];
+    const box = boxOf(this.spans[index]);
     const own = this.hint.getBoundingClientRect();
     const left = Math.max(4, Math.min(box.left, document.documentElement.clientWidth - own.width - 4));
     const above = box.top - own.height - 6;
@@ -160,12 +160,12 @@ export class Tokens {
 
   /** The token nearest to this one in the line below or above. */
   beside(now, step) {
-    const from = this.spans[now].getBoundingClientRect();
+    const from = boxOf(this.spans[now]);
     let found = now;
     let line = null;
     let nearest = Infinity;
     for (let index = now + step; index >= 0 && index < this.spans.length; index += step) {
-      const box = this.spans[index].getBoundingClientRect();
+      const box = boxOf(this.spans[index]);
       if (Math.abs(box.top - from.top) < from.height / 2) continue;
       line ??= box.top;
       if (Math.abs(box.top - line) > from.height / 2) break;
