@@ -1,4 +1,4 @@
-"""Peak additional memory of one run, in a process of its own: how far it rises above what stood before."""
+"""The memory of this process, and processes of their own to measure it in."""
 
 from __future__ import annotations
 
@@ -7,25 +7,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-
-import torch
-
-
-def peak_additional_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """How far the peak of this process (or of the GPU) rises above the present level while `run` runs."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    reset_peak()
-    before = resident_bytes()
-    run()
-    return max(0, peak_bytes() - before)
 
 
 def reset_peak() -> None:
