@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -40,8 +42,12 @@ def status_fields() -> dict[str, int]:
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
 
 
-def in_own_process(module: str, task: dict[str, object], *, timeout: float) -> dict[str, object]:
+def in_own_process(
+    module: str, task: dict[str, object], *, timeout: float, environment: Mapping[str, str] | None = None
+) -> dict[str, object]:
     """Run `python -m module` with the task as JSON on its standard input, and read JSON from its last line.
+
+    `environment` is laid over this process's own.
 
     ValueError with the process's own last words if it fails.
     """
@@ -51,6 +57,7 @@ def in_own_process(module: str, task: dict[str, object], *, timeout: float) -> d
         capture_output=True,
         text=True,
         timeout=timeout,
+        env=os.environ | dict(environment or {}),
         check=False,
     )
     if process.returncode != 0:

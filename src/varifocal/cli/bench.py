@@ -16,6 +16,7 @@ from varifocal.bench.attention.contenders import BASELINE
 from varifocal.bench.attention.run import DTYPES, PASSES, Pass, Plan, Step, bench_attention
 from varifocal.bench.attention.workload import Workload
 from varifocal.cli.bench_model import model
+from varifocal.cli.bench_plan import plan
 from varifocal.cli.files import require_folder, write_atomically
 from varifocal.cli.numbers import parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
@@ -24,6 +25,7 @@ from varifocal.evidence.attention_bench import AttentionBench, memory_table, spe
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
 bench.command()(model)
+bench.command()(plan)
 
 
 @bench.callback()

@@ -18,6 +18,7 @@ from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
+from varifocal.cli.plan import plan
 from varifocal.cli.retrofit import retrofit
 from varifocal.cli.train import train
 
@@ -42,6 +43,7 @@ app.command()(ablate)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
+app.command()(plan)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 
