@@ -56,6 +56,7 @@ results: setup
 	$(BIN)/varifocal check --json results/conformance.json
 	$(BIN)/varifocal bench attention --lengths 1024,2048,4096,8192,32768 --memory-at 4096,8192,32768 \
 	    --pass forward,training,decode --threads 2 --rounds 3 --json results/attention_bench.json
+	$(BIN)/varifocal bench plan --threads 2 --json results/plan_check.json
 
 docs: setup
 	$(BIN)/python docs/generate.py

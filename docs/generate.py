@@ -28,7 +28,12 @@ from varifocal.evidence.comparison_tables import (
 )
 from varifocal.evidence.data_bench import read_data_bench, reading_table
 from varifocal.evidence.model_bench import model_table, read_model_bench
+from varifocal.evidence.paper_order import order_checks
+from varifocal.evidence.papers import paper_tables
+from varifocal.evidence.plan_check import error_table, plan_table, read_plan_check
 from varifocal.evidence.retrofit import read_retrofit, retrofit_table
+from varifocal.model.hardware import find_gpu
+from varifocal.model.paper_plan import WAYS, paper_predictions
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96
@@ -159,6 +164,37 @@ def model_bench(files: list[Path]) -> str:
     return "\n\n".join(parts)
 
 
+def plan_check(content: dict[str, Any]) -> str:
+    """Errors of the cost model by preset, and every step behind them."""
+    shared = content["environment"]
+    clock = "wall clock" if content["clock"] == "wall" else "processor time, on a machine that others used too"
+    where = (
+        f"`{shared['command']}`, commit {shared['commit']}, {shared['threads']} threads of {shared['processor']}, "
+        f"{clock}."
+    )
+    return "\n\n".join([where, markdown(error_table(content)), markdown(plan_table(content))])
+
+
+def papers_order() -> str:
+    """The papers' memory and speed beside the cost model's, and a sentence for each pair in another order."""
+    table = [["ratio to the baseline", "paper", *WAYS]]
+    sentences: list[str] = []
+    for paper in paper_tables():
+        names = tuple(row.mechanism for row in paper.rows)
+        if paper.memory is None and paper.speed is None and paper.time is None:
+            continue
+        checks = [order_checks(paper, paper_predictions(way, names, find_gpu("a100"))) for way in WAYS]
+        for columns in zip(*checks, strict=True):
+            for rows in zip(*(column.rows for column in columns), strict=True):
+                ours = [f"{row.predicted:.2f}" for row in rows]
+                table.append(
+                    [f"{columns[0].quantity}: {rows[0].method} (`{rows[0].mechanism}`)", f"{rows[0].paper:.2f}", *ours]
+                )
+            for way, column in zip(WAYS, columns, strict=True):
+                sentences += [f"- {paper.name}, {way}: {sentence}." for sentence in column.disagreements]
+    return "\n\n".join([markdown(table), "Pairs in another order than the paper's:", "\n".join(sentences)])
+
+
 def fill(text: str, block: str, content: str) -> str:
     """The text with the content between the block's two markers."""
     begin, end = f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
@@ -208,7 +244,11 @@ def main() -> None:
     told = log.read_text(encoding="utf-8")
     for block, content in experiments(TOP / "results").items():
         told = fill(told, block, content)
-    pages = {readme: filled, log: told}
+    scaling = TOP / "docs/scaling.md"
+    planned = fill(scaling.read_text(encoding="utf-8"), "papers", papers_order())
+    if (checked := TOP / "results/plan_check.json").exists():
+        planned = fill(planned, "plan-check", plan_check(read_plan_check(checked)))
+    pages = {readme: filled, log: told, scaling: planned}
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if text != page.read_text(encoding="utf-8")]
         sys.exit(f"{' and '.join(stale)} not what results/ say; run make docs" if stale else 0)

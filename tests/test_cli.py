@@ -60,6 +60,31 @@ def test_bench_prints_ratios_and_writes_result_and_exits_cleanly(tmp_path: Path)
     assert own == pytest.approx([1.0] * len(own))
 
 
+def test_plan_prints_memory_time_cost_and_what_it_assumes(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    result = varifocal("plan", "-m", "dense", "-m", "local", "--gpu", "a100", "--tokens", "1B", "--json", str(file))
+    assert result.returncode == 0, result.stderr
+    words = " ".join(result.stdout.split())
+    for said in ("memory by part", "time by part", "$1.80 an hour of one a100-80 is an assumption", "assumed (docs/"):
+        assert said in words
+    content = json.loads(file.read_text())
+    assert content["training"]["tokens"] == 1e9
+    assert content["predictions"]["local"]["hours"] < content["predictions"]["dense"]["hours"]
+
+
+def test_plan_says_what_does_not_fit() -> None:
+    result = varifocal("plan", "-m", "dense", "--gpu", "l4", "--context", "32768", "--micro-batch", "8")
+    assert result.returncode == 0, result.stderr
+    assert "dense does not fit: 8 rows at once take" in " ".join(result.stdout.split())
+
+
+def test_plan_compares_the_papers_tables_with_arithmetic() -> None:
+    result = varifocal("plan", "--papers")
+    assert result.returncode == 0, result.stderr
+    assert "Context-Adaptive Attention: memory, baseline = 1" in result.stdout
+    assert "prototype: the paper's order" in " ".join(result.stdout.split())
+
+
 def test_ablations_are_listed() -> None:
     result = varifocal("ablate", "--list")
     assert result.returncode == 0, result.stderr
@@ -87,6 +112,14 @@ def test_check_prints_a_table_and_writes_its_findings(tmp_path: Path) -> None:
         (("check", "-m", "hed_gated"), "unknown mechanism 'hed_gated' (did you mean 'head_gated'?)"),
         (("check", "--dtype", "int8"), "unknown dtype 'int8'; known are float64, float32"),
         (("check", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),
+        (("bench", "attention", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),
+        (("bench", "model", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),
+        (("bench", "model", "--precision", "float8"), "unknown precision 'float8'; known are float32, bfloat16"),
+        (("plan", "--gpu", "h101"), "unknown GPU 'h101' (did you mean 'h100'?)"),
+        (("plan", "-m", "hed_gated"), "unknown mechanism 'hed_gated' (did you mean 'head_gated'?)"),
+        (("plan", "--tokens", "many"), "expected a number such as 500M, 10B or 250000, got 'many'"),
+        (("plan", "--gpus", "7"), "batch must be a multiple of the 7 devices, got 512"),
+        (("bench", "plan", "--presets", "huge"), "unknown preset 'huge'; known are"),
         (("check", "--row", "fixture"), "unknown conformance row 'fixture'"),
         (("bench", "attention", "--lengths", "12,x"), "lengths must be whole numbers separated by commas, got '12,x'"),
         (("bench", "attention", "--pass", "sideways"), "--pass takes forward, training, decode"),

@@ -1,31 +1,15 @@
-"""Peak additional memory of one run, in a process of its own: how far it rises above what stood before."""
+"""The memory of this process, and processes of their own to measure it in."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-
-
-def peak_additional_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """How far the peak of this process (or of the GPU) rises above the present level while `run` runs."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    reset_peak()
-    before = resident_bytes()
-    run()
-    return max(0, peak_bytes() - before)
 
 
 def reset_peak() -> None:
@@ -58,8 +42,12 @@ def status_fields() -> dict[str, int]:
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
 
 
-def in_own_process(module: str, task: dict[str, object], *, timeout: float) -> dict[str, object]:
+def in_own_process(
+    module: str, task: dict[str, object], *, timeout: float, environment: Mapping[str, str] | None = None
+) -> dict[str, object]:
     """Run `python -m module` with the task as JSON on its standard input, and read JSON from its last line.
+
+    `environment` is laid over this process's own.
 
     ValueError with the process's own last words if it fails.
     """
@@ -69,6 +57,7 @@ def in_own_process(module: str, task: dict[str, object], *, timeout: float) -> d
         capture_output=True,
         text=True,
         timeout=timeout,
+        env=os.environ | dict(environment or {}),
         check=False,
     )
     if process.returncode != 0:

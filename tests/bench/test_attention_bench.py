@@ -12,9 +12,9 @@ from varifocal.bench.attention.contenders import Contender, contenders, dense, l
 from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload
 from varifocal.bench.timing import Times, turns
+from varifocal.device import CPU
 from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
 from varifocal.evidence.attention_bench_plot import plot_attention_bench
-from varifocal.memory import peak_additional_bytes
 
 SMALL = Workload(length=96, heads=4, kv_heads=2, head_width=16, window=24, window_max=48, edge=8, block=16, segment=16)
 
@@ -50,7 +50,7 @@ def test_peak_memory_sees_what_a_run_takes_and_gives_back() -> None:
     def run() -> None:
         torch.ones(size // 4).mul_(2.0)
 
-    taken = peak_additional_bytes(run, torch.device("cpu"))
+    taken = CPU.peak_additional_bytes(run)
     assert size <= taken + (1 << 20)
     assert taken < 2 * size
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,24 @@ def test_baseline_whose_logits_are_too_large_is_replaced_and_noted() -> None:
     plan = Plan(preset="qwen-134m", lengths=(8192,))
     assert plan.contenders(151_936, 8192)[0] == LEAN_BASELINE
     assert plan.contenders(151_936, 2048)[0] == BASELINE
+
+
+def test_narrow_products_are_measured_beside_each_other(tmp_path: Path) -> None:
+    """In a process of its own: without AMX, which the machine may announce and not run."""
+    command = (
+        "bench", "model", "--preset", "tiny", "--lengths", "32", "--layers", "1", "--precision", "bfloat16",
+        "-c", "head_gated", "--no-memory", "--decode", "1", "--rounds", "1", "--json", str(tmp_path / "r.json"),
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "from varifocal.cli.main import run; run()", *command],
+        env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    content = read_model_bench(tmp_path / "r.json")
+    assert (content["precision"], content["environment"]["device"]) == ("bfloat16", "cpu")
+    assert {row["name"] for row in content["rows"]} == {BASELINE, LEAN_BASELINE, "head_gated"}
 
 
 def test_unknown_contender_is_named() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-import torch
+from varifocal.device import Device
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def take_turns(
     runs: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
-    device: torch.device,
+    device: Device,
     warm_up: bool = True,
 ) -> dict[str, Times]:
     """Run every variant once for warm-up (unless that was done), then `rounds` times in turn."""
@@ -45,7 +44,7 @@ def take_turns(
     for name, number in turns(tuple(runs), rounds):
         if number == 0 and not warm_up:
             continue
-        elapsed = measure(runs[name], device)
+        elapsed = device.seconds(runs[name])
         if number > 0:
             seconds[name].append(elapsed)
     return {name: Times(tuple(values)) for name, values in seconds.items()}
@@ -56,18 +55,3 @@ def turns(names: tuple[str, ...], rounds: int) -> Iterator[tuple[str, int]]:
     for number in range(rounds + 1):
         for name in names if number % 2 == 0 else reversed(names):
             yield name, number
-
-
-def measure(run: Callable[[], object], device: torch.device) -> float:
-    """The seconds of one run: wall clock on a CPU, events on a GPU."""
-    if device.type == "cuda":
-        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        begin.record()
-        run()
-        end.record()
-        torch.cuda.synchronize(device)
-        return float(begin.elapsed_time(end)) / 1000
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start

@@ -16,16 +16,18 @@ from varifocal.bench.attention.contenders import BASELINE
 from varifocal.bench.attention.run import DTYPES, PASSES, Pass, Plan, Step, bench_attention
 from varifocal.bench.attention.workload import Workload
 from varifocal.cli.bench_model import model
+from varifocal.cli.bench_plan import plan
 from varifocal.cli.bench_training import training
-from varifocal.cli.check import check_device
 from varifocal.cli.files import require_folder, write_atomically
 from varifocal.cli.numbers import parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
+from varifocal.device import find_device
 from varifocal.evidence.attention_bench import AttentionBench, memory_table, speedup_table
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
 bench.command()(model)
 bench.command()(training)
+bench.command()(plan)
 
 
 @bench.callback()
@@ -78,7 +80,7 @@ def attention(
         raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
     if heads % kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
-    check_device(device)
+    place = find_device(device).place
     if threads is not None:
         torch.set_num_threads(threads)
     plan = Plan(
@@ -96,7 +98,7 @@ def attention(
         kv_heads=kv_heads,
         head_width=head_width,
         dtype=DTYPES[dtype],
-        device=torch.device(device),
+        device=place,
     )
     progress = progress_bar()
     with progress:

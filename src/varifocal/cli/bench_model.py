@@ -13,6 +13,7 @@ from rich.console import Console
 from varifocal.cli.files import require_folder, write_atomically
 from varifocal.cli.numbers import parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
+from varifocal.device import find_device
 from varifocal.evidence.model_bench import model_table, read_model_bench
 
 
@@ -29,6 +30,10 @@ def model(
     layers: Annotated[
         int | None, typer.Option(min=1, help="Fewer layers than the preset's, to try things out.")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    precision: Annotated[
+        str, typer.Option(help="float32; or bfloat16: float32 weights, narrow products, as in training.")
+    ] = "float32",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")] = 3,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too, each in a process of its own.")] = True,
@@ -50,16 +55,27 @@ def model(
     \\b
     varifocal bench model --preset tiny --lengths 256
     varifocal bench model --threads 2 --json results/model_bench.json
+    varifocal bench model --device cuda --precision bfloat16 --batch 8
     """
     if json_file is not None:
         require_folder(json_file)
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"unknown precision {precision!r}; known are float32, bfloat16")
+    find_device(device)
     from varifocal.bench.model.run import Plan, Step, add_memory, bench_model
 
     if threads is not None:
         torch.set_num_threads(threads)
     if memory_of is not None:
         content = read_model_bench(memory_of)
-        known = Plan(preset=content["preset"], lengths=measured_lengths(content), batch=content["batch"], layers=layers)
+        known = Plan(
+            preset=content["preset"],
+            lengths=measured_lengths(content),
+            batch=content["batch"],
+            layers=layers,
+            device=device,
+            precision=content.get("precision", "float32"),
+        )
         with progress_bar() as progress:
             task = progress.add_task("starting", total=None)
             add_memory(content, known, on_step=lambda doing: progress.update(task, description=doing))
@@ -75,6 +91,8 @@ def model(
         rounds=rounds,
         memory=memory,
         decode=decode,
+        device=device,
+        precision="bfloat16" if precision == "bfloat16" else "float32",
     )
     with progress_bar() as progress:
         task = progress.add_task("starting", total=None)

@@ -18,6 +18,7 @@ from rich.table import Table
 from varifocal.cli.files import require_folder, write_atomically
 from varifocal.conformance import ROWS, VARIANTS, Conformance, variants_of
 from varifocal.conformance import check as check_conformance
+from varifocal.device import find_device
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MARKS = {"kept": "[green]✓[/green]", "broken": "[bold red]✗[/bold red]", "not offered": "[dim]·[/dim]"}
@@ -46,10 +47,15 @@ def check(
 
     A text must give the same outputs and gradients whole, as a prefix, in chunks, token by token, packed with others,
     behind padding and in any batch; a later token must change nothing at all. Exits with 1 if a promise is broken.
+
+    \b
+    varifocal check
+    varifocal check -m head_gated --backend native --dtype float32
+    varifocal check --device cuda
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    check_device(device)
+    place = find_device(device).place
     if json_file is not None:
         require_folder(json_file)
     names = [
@@ -71,7 +77,7 @@ def check(
                     rows=row,
                     backend=backend,
                     dtype=DTYPES[dtype],
-                    device=device,
+                    device=place,
                     heads=heads,
                     kv_heads=kv_heads,
                     head_width=head_width,
@@ -85,14 +91,6 @@ def check(
         write_atomically(json_file, json.dumps([as_json(result) for result in results], indent=1) + "\n")
     if not all(result.conforms for result in results):
         raise typer.Exit(1)
-
-
-def check_device(device: str) -> None:
-    """ValueError unless the device exists here."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
 
 
 def print_table(console: Console, results: list[Conformance], *, title: str) -> None:

@@ -20,6 +20,7 @@ from varifocal.cli.evaluate import evaluate
 from varifocal.cli.explore import explore
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
+from varifocal.cli.plan import plan
 from varifocal.cli.report import report
 from varifocal.cli.retrofit import retrofit
 from varifocal.cli.train import train
@@ -48,6 +49,7 @@ app.command()(retrofit)
 app.command()(analyze)
 app.command()(report)
 app.command()(explore)
+app.command()(plan)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 

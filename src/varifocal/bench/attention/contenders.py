@@ -92,6 +92,8 @@ OURS: Mapping[str, Equation] = {
     "sparse_geometric": sparse_geometric,
 }
 BASELINE = "torch sdpa causal"
+BUILT_FOR = {"native": "cpu", "flex": "cuda"}
+"""Backends that are made for one kind of device, and take part there only."""
 QUADRATIC_LIMIT = 4096
 """Contenders that write out all pairs are not asked for longer texts."""
 
@@ -104,6 +106,8 @@ def contenders(workload: Workload) -> dict[str, Contender]:
         Contender("torch flex window", run_flex_window, local, backward=workload.device.type != "cpu", decodes=False)
     )
     for backend in BACKENDS:
+        if BUILT_FOR.get(backend, workload.device.type) != workload.device.type:
+            continue
         short = backend == "reference"
         found += [
             Contender(

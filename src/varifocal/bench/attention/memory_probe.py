@@ -10,7 +10,7 @@ import torch
 from varifocal.bench.attention.contenders import contenders
 from varifocal.bench.attention.run import DTYPES, one_run
 from varifocal.bench.attention.workload import Workload, make_inputs
-from varifocal.memory import peak_additional_bytes
+from varifocal.device import find_device
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     one_run(entrant, task["pass"], make_inputs(short))()
     inputs = make_inputs(work)
     run = one_run(entrant, task["pass"], inputs)
-    sys.stdout.write(json.dumps({"peak_bytes": peak_additional_bytes(run, work.device)}) + "\n")
+    sys.stdout.write(json.dumps({"peak_bytes": find_device(work.device).peak_additional_bytes(run)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def run_x_transformers(inputs: Inputs) -> Tensor:
 
 
 @functools.cache
-def native_sparse(heads: int, head_width: int, window: int) -> Any:
+def native_sparse(heads: int, head_width: int, window: int, device: torch.device, dtype: torch.dtype) -> Any:
     from native_sparse_attention_pytorch import SparseAttention  # type: ignore[import-not-found]
 
     return SparseAttention(
@@ -95,14 +95,14 @@ def native_sparse(heads: int, head_width: int, window: int) -> Any:
         selection_block_size=16,
         num_selected_blocks=4,
         use_triton_kernel=False,
-    )
+    ).to(device, dtype)
 
 
 def run_native_sparse(inputs: Inputs) -> Tensor:
     """With its own projections, which cannot be taken off."""
     work = inputs.workload
     x = inputs.q.transpose(1, 2).flatten(2)
-    output: Tensor = native_sparse(work.heads, work.head_width, work.window)(x)
+    output: Tensor = native_sparse(work.heads, work.head_width, work.window, work.device, work.dtype)(x)
     return output.unflatten(2, (work.heads, work.head_width)).transpose(1, 2)  # type: ignore[no-untyped-call, no-any-return]
 
 

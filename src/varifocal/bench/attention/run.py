@@ -11,7 +11,8 @@ import torch
 from varifocal.bench.attention.contenders import BASELINE, Contender, contenders
 from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload, make_inputs
-from varifocal.bench.timing import Times, measure, take_turns
+from varifocal.bench.timing import Times, take_turns
+from varifocal.device import find_device
 from varifocal.environment import environment
 from varifocal.memory import in_own_process
 
@@ -84,7 +85,7 @@ def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step],
             report.skip_to_end_of(length)
     return {
         "benchmark": "attention",
-        "environment": environment(),
+        "environment": environment() | {"device": find_device(workload.device).description},
         "workload": {
             name: str(value) if name in ("dtype", "device") else value
             for name, value in asdict(workload).items()
@@ -140,14 +141,14 @@ def measure_length(
     asked: dict[str, Contender], kind: Pass, work: Workload, plan: Plan, report: Reporter
 ) -> list[dict[str, Any]]:
     """Time and memory of all contenders at one length."""
-    inputs = make_inputs(work)
+    inputs, device = make_inputs(work), find_device(work.device)
     # A first run of each, to warm up and to know how long one takes.
-    single = {name: measure(one_run(entrant, kind, inputs), work.device) for name, entrant in asked.items()}
+    single = {name: device.seconds(one_run(entrant, kind, inputs)) for name, entrant in asked.items()}
     # Short runs are repeated within a turn, so that a turn is long against the clock and against a disturbance.
     repeats = {name: max(1, min(1000, round(0.02 / seconds))) for name, seconds in single.items()}
     runs = {name: many_runs(one_run(entrant, kind, inputs), repeats[name]) for name, entrant in asked.items()}
     rounds = max(1, min(plan.rounds, int(60 / max(sum(single.values()), 1e-9))))
-    times = take_turns(runs, rounds=rounds, device=work.device, warm_up=rounds > 1)
+    times = take_turns(runs, rounds=rounds, device=device, warm_up=rounds > 1)
     report.step(f"{kind}, n = {work.length}: timed", steps=len(asked))
     del inputs, runs
     rows: list[dict[str, Any]] = []
@@ -218,5 +219,5 @@ def matmul_gflops(workload: Workload) -> float:
     """What torch's own matrix product makes here in the same type: the limit for anything built of products."""
     size = 2048
     matrix = torch.randn(size, size, device=workload.device, dtype=workload.dtype)
-    times = take_turns({"matmul": lambda: matrix @ matrix}, rounds=5, device=workload.device)
+    times = take_turns({"matmul": lambda: matrix @ matrix}, rounds=5, device=find_device(workload.device))
     return 2 * size**3 / times["matmul"].median / 1e9

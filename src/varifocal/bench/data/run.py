@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
-import torch
 from numpy.typing import NDArray
 
 from varifocal.bench.timing import take_turns
 from varifocal.data import Batches, PackedRows, PreparedData, TokenSplit
+from varifocal.device import CPU
 from varifocal.environment import environment
 
 BASELINE = "numpy memmap slice"
@@ -66,7 +66,7 @@ def bench_length(split: TokenSplit, length: int, plan: ReadingPlan) -> list[dict
         "packed rows": reading(packed.batch, batches),
         "shuffled batches": reading(order.at, range(plan.steps)),
     }
-    times = take_turns(runs, rounds=plan.rounds, device=torch.device("cpu"))
+    times = take_turns(runs, rounds=plan.rounds, device=CPU)
     return [
         {
             "name": name,

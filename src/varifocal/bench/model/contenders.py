@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from varifocal.model import VarifocalForCausalLM, preset
 from varifocal.model.loss import linear_cross_entropy, next_token_labels
 
+Precision = Literal["float32", "bfloat16"]
 BASELINE = "qwen3 sdpa"
 LEAN_BASELINE = "qwen3 sdpa, our loss"
 """Hugging Face's layers under our loss: what is left is the attention."""
@@ -36,9 +37,20 @@ class Contender:
 
     name: str
     model: Any
+    precision: Precision = "float32"
+    """bfloat16: weights stay float32, products run narrow, as in training."""
 
     def loss(self, ids: Tensor) -> Tensor:
         """The mean loss of the tokens [B, T], with a graph for the backward pass."""
+        with self.precisely(ids.device):
+            return self.plain_loss(ids)
+
+    def precisely(self, device: torch.device) -> torch.autocast:
+        """A block in which products run in the precision that was asked for."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+    def plain_loss(self, ids: Tensor) -> Tensor:
+        """The loss in the precision that is set around it."""
         if self.name != LEAN_BASELINE:
             loss: Tensor = self.model(input_ids=ids, labels=ids, use_cache=False).loss
             return loss
@@ -48,8 +60,16 @@ class Contender:
         return total / (labels >= 0).sum()
 
 
-def build(name: str, preset_name: str, *, context: int, layers: int | None = None) -> Contender:
-    """A contender of that name at the sizes of a preset, in training mode."""
+def build(
+    name: str,
+    preset_name: str,
+    *,
+    context: int,
+    layers: int | None = None,
+    device: torch.device | None = None,
+    precision: Precision = "float32",
+) -> Contender:
+    """A contender of that name at the sizes of a preset, in training mode, on a device (None: the CPU)."""
     if name not in NAMES:
         raise ValueError(f"unknown contender {name!r}; known are {', '.join(NAMES)}")
     mechanism, options = OURS.get(name, ("dense", {}))
@@ -59,7 +79,7 @@ def build(name: str, preset_name: str, *, context: int, layers: int | None = Non
     )
     torch.manual_seed(0)
     if name in OURS:
-        return Contender(name, VarifocalForCausalLM(config).train())
+        return Contender(name, VarifocalForCausalLM(config).to(device).train(), precision)
     theirs = Qwen3Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -73,7 +93,7 @@ def build(name: str, preset_name: str, *, context: int, layers: int | None = Non
         rope_parameters=config.rope_parameters,
         attn_implementation="sdpa",
     )
-    return Contender(name, Qwen3ForCausalLM(theirs).train())
+    return Contender(name, Qwen3ForCausalLM(theirs).to(device).train(), precision)
 
 
 def share_weights(contenders: list[Contender]) -> list[nn.Parameter]:

@@ -1,0 +1,1 @@
+"""varifocal bench plan: the cost model of `varifocal plan` against this machine."""

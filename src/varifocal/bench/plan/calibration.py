@@ -1,0 +1,145 @@
+"""This machine's rates for the cost model, each measured by itself: products, memory, attention, operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from varifocal import HeadShape, make_mechanism
+from varifocal.attention.mechanisms.registry import config_from_options
+from varifocal.bench.timing import take_turns
+from varifocal.device import CPU, Device
+from varifocal.model import VarifocalForCausalLM, preset
+from varifocal.model.config import VarifocalConfig
+from varifocal.model.hardware import Hardware
+from varifocal.model.plan import VARIANTS
+from varifocal.model.step_cost import AttentionWork, MicroBatch, attention_work, step_work
+
+LENGTH = 1024
+"""Tokens of the attentions that are measured."""
+WIDE, NARROW = HeadShape(), HeadShape(model_width=256, heads=8, kv_heads=4, head_width=32)
+"""The heads of qwen-134m and of small: products weigh more in the first, exponentials in the second."""
+UNKNOWN = ("bigbird", "sparse_transformer")
+"""No CPU kernel runs them; the reference that does is not made for speed."""
+
+
+def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
+    """The rates of this machine with torch's present number of threads; takes some seconds."""
+    dense = {shape: attention_seconds("dense", shape, clock, rounds) for shape in (WIDE, NARROW)}
+    counted = {shape: counted_work("dense", shape) for shape in (WIDE, NARROW)}
+    exponentials = exponential_rate(
+        *(((one.reading, one.exponentials), dense[shape]) for shape, one in counted.items())
+    )
+    rates = {}
+    for name in VARIANTS:
+        if name in UNKNOWN:
+            continue
+        seconds = dense[WIDE] if name == "dense" else attention_seconds(name, WIDE, clock, rounds)
+        one = counted_work(name, WIDE)
+        left = max(seconds - LENGTH * one.exponentials / exponentials, 0.1 * seconds)
+        rates[name] = LENGTH * (one.reading + one.rating) / left
+    return Hardware(
+        name="this-machine",
+        memory=float(memory_of_machine()),
+        products={"float32": product_rate(clock, rounds)},
+        bandwidth=bandwidth(clock, rounds),
+        exponentials=exponentials,
+        link=1e9,
+        price=None,
+        measured=True,
+        attention=rates,
+        call=call_seconds(clock, rounds),
+    )
+
+
+def least_seconds(run: Callable[[], object], clock: Device, rounds: int) -> float:
+    """The shortest of some runs behind a first one: what disturbs a run makes it longer."""
+    return min(take_turns({"run": run}, rounds=rounds, device=clock)["run"].seconds)
+
+
+def product_rate(clock: Device, rounds: int) -> float:
+    """Operations a second of a layer's product: 1024 tokens through the widest weights of qwen-134m, there and back."""
+    x, up, down = torch.randn(LENGTH, 512), torch.randn(1536, 512), torch.randn(512, 1536)
+
+    def run() -> None:
+        (x @ up.mT) @ down.mT
+
+    return 2 * 2.0 * LENGTH * 512 * 1536 / least_seconds(run, clock, 4 * rounds)
+
+
+def bandwidth(clock: Device, rounds: int) -> float:
+    """Bytes a second of an operator that reads 12 MB and writes as many to fresh memory, as those of a layer do."""
+    x = torch.randn(2048, 1536)
+    return 8.0 * x.numel() / least_seconds(lambda: x * 2.0, clock, 4 * rounds)
+
+
+def call_seconds(clock: Device, rounds: int) -> float:
+    """What an operator takes with next to nothing to do: a step of the tiny model on 8 tokens."""
+    config = preset("tiny", vocab_size=64)
+    model = VarifocalForCausalLM(config).train()
+    ids = torch.arange(8)[None]
+
+    def run() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+    work = step_work(config, MicroBatch(rows=1, length=8, precision="float32"), native=True)
+    return least_seconds(run, clock, 4 * rounds) / work.calls
+
+
+def layer_config(name: str, shape: HeadShape) -> VarifocalConfig:
+    """A preset's config whose mechanism has the options that belong to the heads."""
+    stem, options = VARIANTS[name]
+    sizes = "qwen-134m" if shape == WIDE else "small"
+    return preset(sizes, mechanism=stem, mechanism_options=options)
+
+
+def counted_work(name: str, shape: HeadShape) -> AttentionWork:
+    """What the cost model counts for a token of the attention that is measured."""
+    config = config_from_options(*layer_config(name, shape).layer_mechanism(0))
+    return attention_work(config, shape, MicroBatch(rows=1, length=LENGTH, precision="float32"))
+
+
+def attention_seconds(name: str, shape: HeadShape, clock: Device, rounds: int) -> float:
+    """A mechanism's forward and backward pass."""
+    stem, options = layer_config(name, shape).layer_mechanism(0)
+    mechanism = make_mechanism(stem, shape, **options).train()
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(1, *sizes, generator=generator).requires_grad_()
+
+    x = normal(LENGTH, shape.model_width)
+    q = normal(shape.heads, LENGTH, shape.head_width)
+    k, v = (normal(shape.kv_heads, LENGTH, shape.head_width) for _ in range(2))
+
+    def run() -> None:
+        attended = mechanism(x, q, k, v)
+        loss = attended.output.sum() + sum(attended.losses.values())
+        loss.backward()
+
+    return least_seconds(run, clock, rounds)
+
+
+def exponential_rate(*measured: tuple[tuple[float, float], float]) -> float:
+    """Exponentials a second, from the operations, exponentials (of a token) and seconds of two attentions.
+
+    Two equations, seconds = operations / rate + exponentials / their rate.
+    """
+    (first, one), (second, two) = measured
+    (operations, functions), (fewer, others) = first, second
+    determinant = operations * others - fewer * functions
+    share = (operations * two - fewer * one) / determinant / LENGTH
+    # Where a machine's noise leaves nothing for them, they are as good as free.
+    return 1 / share if share > 1e-13 else 1e13
+
+
+def memory_of_machine() -> int:
+    """Bytes of memory that are free for a training."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 1 << 40
+    fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    return fields["MemAvailable"]
