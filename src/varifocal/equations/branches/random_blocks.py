@@ -40,12 +40,12 @@ class RandomBlocks(FixedBranch):
 
 
 def scramble(number: Tensor, seed: int) -> Tensor:
-    """A hash of int64 numbers to 0..2^32-1, the same on every device.
+    """A hash of whole numbers to int64 0..2^32-1, the same on every device.
 
     After the mixer lowbias32; the top bit of its second factor is dropped so that no product overflows int64.
     """
     word = 0xFFFFFFFF
-    state = (number ^ (seed * 0x9E3779B9 & word)) & word
+    state = (number.long() ^ (seed * 0x9E3779B9 & word)) & word
     state = ((state ^ (state >> 16)) * 0x7FEB352D) & word
     state = ((state ^ (state >> 15)) * 0x046CA68B) & word
     return state ^ (state >> 16)
