@@ -103,7 +103,8 @@ def contenders(workload: Workload) -> dict[str, Contender]:
     found.append(
         Contender("torch flex window", run_flex_window, local, backward=workload.device.type != "cpu", decodes=False)
     )
-    for backend in BACKENDS:
+    device = workload.device.type
+    for backend in (name for name, one in BACKENDS.items() if one.chosen_on is None or device in one.chosen_on):
         short = backend == "reference"
         found += [
             Contender(

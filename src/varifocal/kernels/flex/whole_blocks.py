@@ -19,7 +19,7 @@ def first_keys(layout: Layout, length: int) -> Tensor:
     place = layout.key_place
     last = F.pad(layout.key_start, (0, length - 1), value=-1)[:, length - 1 :]  # [B, S]: of the key length - 1 behind
     begins = (place >= 0) & (place % length == 0) & (last == layout.key_start)
-    begins = begins[:, : slots * length].reshape(-1, slots, length)
+    begins = begins[:, : slots * length].reshape(len(begins), slots, length)
     index = torch.arange(keys, device=place.device)[: slots * length].view(slots, length)
     return torch.where(begins, index, keys).amin(dim=2)
 
