@@ -1,7 +1,7 @@
 """FlexAttention, compiled, on a CPU: outputs of every mechanism equal the reference's, and lengths need no new kernels.
 
-A kernel takes some ten seconds to compile. The tests share kernels: the same heads and widths throughout, and lengths and
-sizes of windows are no part of a kernel.
+A kernel takes some ten seconds to compile. The tests share kernels: they have the same heads and widths throughout, and
+lengths and sizes of windows are no part of a kernel.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def test_width_that_learns_is_a_backward_too() -> None:
 
 
 def test_float64_is_declined_by_name() -> None:
-    with pytest.raises(UnavailableError, match=r"backend 'flex' runs float32, bfloat16 and float16, got torch\.float64"):
+    with pytest.raises(
+        UnavailableError, match=r"'flex' runs float32, bfloat16 and float16, got torch\.float64"
+    ):
         CASES_BY_NAME["gqa"].make(torch.float64).attend("flex")
 
 

@@ -30,11 +30,22 @@ class RandomBlocks(FixedBranch):
         require_at_least("block", self.block, 1)
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.allows_drawn(query, key, self.draws(query))
+
+    def draws(self, query: Tensor) -> tuple[Tensor, ...]:
+        """int64: the number of each block that is drawn for queries at the given places."""
+        query_block = torch.div(query, self.block, rounding_mode="floor")
+        return tuple(
+            scramble(query_block * self.count + draw, self.seed) % query_block.clamp(min=1)
+            for draw in range(self.count)
+        )
+
+    def allows_drawn(self, query: Tensor, key: Tensor, draws: tuple[Tensor, ...]) -> Tensor:
+        """`allows`, from what was drawn for the query."""
         query_block = torch.div(query, self.block, rounding_mode="floor")
         key_block = torch.div(key, self.block, rounding_mode="floor")
-        drawn = torch.zeros_like(query_block - key_block, dtype=torch.bool)
-        for draw in range(self.count):
-            chosen = scramble(query_block * self.count + draw, self.seed) % query_block.clamp(min=1)
+        drawn = key_block == draws[0]
+        for chosen in draws[1:]:
             drawn = drawn | (key_block == chosen)
         return drawn & (key_block < query_block)
 

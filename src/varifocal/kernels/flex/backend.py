@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
+from varifocal.equations.branches import Branch, FixedBranch, RandomBlocks, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
 from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
 from varifocal.kernels.flex.compiled import attend_compiled
 from varifocal.kernels.flex.joining import Part, join
-from varifocal.kernels.flex.key_sets import EarlierSummaries, KeySet, Pattern, Soft
+from varifocal.kernels.flex.key_sets import Drawn, EarlierSummaries, KeySet, Pattern, Soft
 from varifocal.kernels.flex.nesting import chain, fixed_members, rings
 from varifocal.kernels.flex.pair_scores import pair_score
 from varifocal.kernels.flex.reading import Reading
@@ -195,6 +195,9 @@ def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor 
         elif isinstance(member, SoftWindow):
             width = member.width.to(scene.dtype)
             sets.append(Soft(member, width, width.detach()))
+        elif isinstance(member, RandomBlocks):
+            draws = member.draws(scene.layout.query_place)
+            sets.append(Drawn(member, tuple(draw.int() for draw in draws)))
         elif isinstance(member, Segments):
             fixed.append(member.own)
         elif isinstance(member, FixedBranch):

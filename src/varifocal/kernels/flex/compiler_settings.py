@@ -1,4 +1,4 @@
-"""Two settings of torch's compiler while it generates kernels: one for fewer of them, one around a fault."""
+"""Settings of torch's compiler while it generates kernels: for fewer of them, and around what it cannot do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import sympy
 @contextmanager
 def generating(*, on_cpu: bool) -> Iterator[None]:
     """While this lasts, equal lengths are not taken to be equal always, and names of lengths do not collide."""
-    from torch.fx.experimental import _config
+    import torch._dynamo.config as tracing
+    from torch.fx.experimental import _config as shapes
 
+    # Numbers with a fraction, such as the edge of a soft window, are part of a kernel: FlexAttention takes no others.
     # By default sizes that are equal in the first call (queries and keys, rows and tiles) are taken to be equal always,
     # and a kernel is generated anew as soon as they differ.
-    with _config.patch(use_duck_shape=False):
+    with shapes.patch(use_duck_shape=False), tracing.patch(specialize_float=True):
         if on_cpu:
             with distinct_names():
                 yield

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import FixedBranch, SoftWindow
+from varifocal.equations.branches import FixedBranch, RandomBlocks, SoftWindow
 from varifocal.equations.branches.own_block import OwnBlock
 from varifocal.kernels.flex.pair import Pair
 
@@ -51,6 +51,19 @@ def any_allows(branches: tuple[FixedBranch, ...], pair: Pair) -> Tensor:
     for branch in branches[1:]:
         allowed = allowed | branch.allows(pair.query_place, pair.key_place)
     return allowed
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn(KeySet):
+    """Random blocks, drawn once for each query: a hash of 64 bits for each pair is nothing for a kernel."""
+
+    branch: RandomBlocks
+    draws: tuple[Tensor, ...]
+    """int32 [B, T] each: the number of a block."""
+
+    def holds(self, pair: Pair) -> Tensor:
+        drawn = tuple(draw[pair.batch, pair.query] for draw in self.draws)
+        return self.branch.allows_drawn(pair.query_place, pair.key_place, drawn)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from varifocal.equations.branches import Branch, Causal, FixedBranch, Window, members
+from varifocal.equations.branches import Branch, Causal, FixedBranch, RandomBlocks, Window, members
 from varifocal.kernels.flex.key_sets import Pattern
 
 
 def fixed_members(branch: Branch) -> tuple[FixedBranch, ...] | None:
-    """The members of a branch that follows from positions alone; None if one does not."""
-    found = tuple(member for member in members(branch) if isinstance(member, FixedBranch))
+    """The members of a branch that a kernel can tell from positions alone; None if it cannot tell one."""
+    found = tuple(
+        member for member in members(branch) if isinstance(member, FixedBranch) and not isinstance(member, RandomBlocks)
+    )
     return found if len(found) == len(members(branch)) else None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from varifocal.equations.branches import FixedBranch, Window
-from varifocal.kernels.flex.key_sets import Chosen, KeySet, Pattern, Soft
+from varifocal.kernels.flex.key_sets import Chosen, Drawn, KeySet, Pattern, Soft
 from varifocal.kernels.flex.pair import Pair
 from varifocal.kernels.flex.reading import Reading
 
@@ -68,7 +68,9 @@ def make_tiles(reading: Reading, *, at_end: bool, backward: bool) -> Tiles:
 
 def tile_pattern(member: KeySet) -> KeySet:
     """A set of positions that holds all of the given set's pairs: a soft window reads within its limit."""
-    return Pattern((Window(member.branch.limit),)) if isinstance(member, Soft) else member
+    if isinstance(member, Soft):
+        return Pattern((Window(member.branch.limit),))
+    return Pattern((member.branch,)) if isinstance(member, Drawn) else member
 
 
 @dataclass(frozen=True)
