@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from varifocal.equations.problem import Attended, Problem
 from varifocal.equations.reference import attend_reference
+from varifocal.kernels.flex import backend as flex
 from varifocal.kernels.native import backend as native
 
 
@@ -18,12 +19,20 @@ class Backend:
     run: Callable[[Problem], Attended]
     why_not: Callable[[Problem], str | None]
     """Why this backend cannot run a problem, as the end of a sentence; None if it can."""
+    chosen_on: tuple[str, ...] | None = None
+    """The kinds of device on which "auto" takes it; None for all."""
+
+    def volunteers(self, problem: Problem) -> bool:
+        """Whether "auto" may take it."""
+        offered = self.chosen_on is None or problem.q.device.type in self.chosen_on
+        return offered and self.why_not(problem) is None
 
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("native", run=native.attend_native, why_not=native.why_not),
+        Backend("native", run=native.attend_native, why_not=native.why_not, chosen_on=("cpu",)),
+        Backend("flex", run=flex.attend_flex, why_not=flex.why_not, chosen_on=("cuda",)),
         Backend("reference", run=attend_reference, why_not=lambda problem: None),
     )
 }
@@ -37,7 +46,7 @@ class UnavailableError(ValueError):
 def choose_backend(name: str, problem: Problem) -> Backend:
     """The named backend, or for "auto" the first that can run the problem."""
     if name == "auto":
-        return next(backend for backend in BACKENDS.values() if backend.why_not(problem) is None)
+        return next(backend for backend in BACKENDS.values() if backend.volunteers(problem))
     if name not in BACKENDS:
         known = ", ".join(f"'{known}'" for known in ("auto", *BACKENDS))
         raise ValueError(f"unknown backend {name!r}; known are {known}")

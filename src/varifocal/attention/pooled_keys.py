@@ -35,10 +35,12 @@ class PooledKeys:
         size = self.capacity if documents is None else documents.shape[1]
         if positions is None:
             positions = torch.arange(count)
+        positions = positions.to(keys.device)
+        self.means = self.means.to(keys.device)
         layout = make_layout(
             batch=batch, queries=count, keys=size, documents=documents, positions=positions, device=keys.device
         )
-        if library.why_missing() is None:
+        if library.why_missing() is None and keys.device.type == "cpu":
             update_pooled(self.means, keys, position=layout.position.int(), start=layout.start.int(), block=self.block)
         else:
             self._update(keys.detach().float(), layout.position, layout.query_place)

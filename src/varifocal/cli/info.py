@@ -40,6 +40,7 @@ def info(
     table.add_row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
     table.add_row("processor", processor())
     table.add_row("native", native_status())
+    table.add_row("flex", flex_status())
     table.add_row("reference", "runs: plain torch, any type and device; needs memory for all pairs")
     cuda = f"{torch.cuda.get_device_name()}" if torch.cuda.is_available() else "none here"
     table.add_row("cuda", cuda)
@@ -55,6 +56,13 @@ def native_status() -> str:
     runnable = list(library.targets())
     chosen = next(name for name, index in library.targets().items() if index == library.target())
     return f"runs: {chosen} (also here: {', '.join(name for name in runnable if name != chosen) or 'none'})"
+
+
+def flex_status() -> str:
+    """What FlexAttention can do here."""
+    if torch.cuda.is_available():
+        return "runs: on cuda, forward and backward; on the CPU outputs only"
+    return "outputs only, for checking: FlexAttention has no backward on a CPU, and no GPU is here"
 
 
 def print_preset(console: Console, name: str, length: int | None) -> None:

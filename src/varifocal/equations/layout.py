@@ -24,6 +24,8 @@ class Layout:
     """int64 [B, S]: the same for every key."""
     one_document: bool = False
     """Whether every row is one document without padding, known without a look at the values."""
+    at_end: bool = False
+    """Whether the queries are the last ones of every row, known without a look at the values."""
 
     @property
     def keys(self) -> int:
@@ -65,15 +67,17 @@ def make_layout(
     *, batch: int, queries: int, keys: int, documents: Tensor | None, positions: Tensor | None, device: torch.device
 ) -> Layout:
     """The layout of a call: `documents` [B, S] default to one document a row, `positions` to the last T keys."""
+    at_end = positions is None
     if positions is None:
         positions = torch.arange(keys - queries, keys, device=device)
     position = positions.to(torch.int64).expand(batch, queries)
     if documents is None:
         # Nothing here costs more for a longer cache: one zero stands for all.
         key_start = position.new_zeros(1, 1).expand(batch, keys)
-        return Layout(position=position, start=torch.zeros_like(position), key_start=key_start, one_document=True)
+        start = torch.zeros_like(position)
+        return Layout(position=position, start=start, key_start=key_start, one_document=True, at_end=at_end)
     key_start = document_starts(documents.to(torch.int64))
-    return Layout(position=position, start=key_start.gather(1, position), key_start=key_start)
+    return Layout(position=position, start=key_start.gather(1, position), key_start=key_start, at_end=at_end)
 
 
 def repeated_document(documents: Tensor) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.blocks import make_blocks, same_block
+from varifocal.equations.blocks import make_blocks
 from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
@@ -130,7 +130,7 @@ def position_log_weight(branch: Branch, scene: Scene) -> Tensor:
     if isinstance(branch, SoftWindow):
         return branch.log_weight(query - key, branch.width.to(scene.scores.dtype)[..., None])
     if isinstance(branch, Segments):
-        allowed = same_block(query, key, branch.length)
+        allowed = branch.own.allows(query, key)
     elif isinstance(branch, FixedBranch):
         allowed = branch.allows(query, key)
     else:
@@ -161,7 +161,7 @@ def choose_blocks(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
     chosen, selected = best(scores.masked_fill(~earlier, NOTHING), budget)
     keys = torch.einsum("bhtn,bns->bhts", chosen.to(average.dtype), blocks.member.to(average.dtype)) > 0
     query, key = scene.layout.pair_places()
-    own = same_block(query, key, branch.block)
+    own = branch.own.allows(query, key)
     first = blocks.first[:, None, None].expand(*selected.shape[:3], -1)
     firsts = first.gather(-1, selected.clamp(min=0).long()) if selected.numel() else selected
     return keys | own[:, None], torch.where(selected >= 0, firsts, -1).int()

@@ -1,1 +1,1 @@
-"""The equation, fast: native kernels for CPUs."""
+"""The equation, fast: native kernels for CPUs, FlexAttention for GPUs."""

@@ -92,8 +92,6 @@ OURS: Mapping[str, Equation] = {
     "sparse_geometric": sparse_geometric,
 }
 BASELINE = "torch sdpa causal"
-BUILT_FOR = {"native": "cpu", "flex": "cuda"}
-"""Backends that are made for one kind of device, and take part there only."""
 QUADRATIC_LIMIT = 4096
 """Contenders that write out all pairs are not asked for longer texts."""
 
@@ -105,9 +103,8 @@ def contenders(workload: Workload) -> dict[str, Contender]:
     found.append(
         Contender("torch flex window", run_flex_window, local, backward=workload.device.type != "cpu", decodes=False)
     )
-    for backend in BACKENDS:
-        if BUILT_FOR.get(backend, workload.device.type) != workload.device.type:
-            continue
+    device = workload.device.type
+    for backend in (name for name, one in BACKENDS.items() if one.chosen_on is None or device in one.chosen_on):
         short = backend == "reference"
         found += [
             Contender(

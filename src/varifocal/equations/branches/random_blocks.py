@@ -30,22 +30,33 @@ class RandomBlocks(FixedBranch):
         require_at_least("block", self.block, 1)
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.allows_drawn(query, key, self.draws(query))
+
+    def draws(self, query: Tensor) -> tuple[Tensor, ...]:
+        """int64: the number of each block that is drawn for queries at the given places."""
+        query_block = torch.div(query, self.block, rounding_mode="floor")
+        return tuple(
+            scramble(query_block * self.count + draw, self.seed) % query_block.clamp(min=1)
+            for draw in range(self.count)
+        )
+
+    def allows_drawn(self, query: Tensor, key: Tensor, draws: tuple[Tensor, ...]) -> Tensor:
+        """`allows`, from what was drawn for the query."""
         query_block = torch.div(query, self.block, rounding_mode="floor")
         key_block = torch.div(key, self.block, rounding_mode="floor")
-        drawn = torch.zeros_like(query_block - key_block, dtype=torch.bool)
-        for draw in range(self.count):
-            chosen = scramble(query_block * self.count + draw, self.seed) % query_block.clamp(min=1)
+        drawn = key_block == draws[0]
+        for chosen in draws[1:]:
             drawn = drawn | (key_block == chosen)
         return drawn & (key_block < query_block)
 
 
 def scramble(number: Tensor, seed: int) -> Tensor:
-    """A hash of int64 numbers to 0..2^32-1, the same on every device.
+    """A hash of whole numbers to int64 0..2^32-1, the same on every device.
 
     After the mixer lowbias32; the top bit of its second factor is dropped so that no product overflows int64.
     """
     word = 0xFFFFFFFF
-    state = (number ^ (seed * 0x9E3779B9 & word)) & word
+    state = (number.long() ^ (seed * 0x9E3779B9 & word)) & word
     state = ((state ^ (state >> 16)) * 0x7FEB352D) & word
     state = ((state ^ (state >> 15)) * 0x046CA68B) & word
     return state ^ (state >> 16)

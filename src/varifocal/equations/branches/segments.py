@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from varifocal.equations.branches.base import Branch, require_at_least
+from varifocal.equations.branches.own_block import OwnBlock
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,3 +25,8 @@ class Segments(Branch):
 
     def __post_init__(self) -> None:
         require_at_least("segment length", self.length, 1)
+
+    @property
+    def own(self) -> OwnBlock:
+        """The keys that are read themselves, not in summary."""
+        return OwnBlock(self.length)

@@ -33,9 +33,16 @@ class SoftWindow(Branch):
 
         Only keys strictly inside the edge (0 < weight < 1) pass a gradient to the width.
         """
-        weight = (width - distance) / self.edge
+        weight = self.weight(distance, width)
         inside = (weight > 0) & (weight < 1)
         # The logarithm is taken of safe numbers only: log 0 would make NaN gradients of masked keys.
         logarithm = torch.where(inside, weight, 1.0).log()
-        read = (weight > 0) & (distance < self.limit)
-        return logarithm.masked_fill(~read, float("-inf"))
+        return logarithm.masked_fill(~self.reads(distance, width), float("-inf"))
+
+    def reads(self, distance: Tensor, width: Tensor) -> Tensor:
+        """bool: whether a key at `distance` has any weight."""
+        return (self.weight(distance, width) > 0) & (distance < self.limit)
+
+    def weight(self, distance: Tensor, width: Tensor) -> Tensor:
+        """The weight of a key at `distance`, not yet clamped to 0..1."""
+        return (width - distance) / self.edge

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from varifocal.equations.branches.base import Branch, require_at_least, require_finite
+from varifocal.equations.branches.own_block import OwnBlock
 
 Select = Literal["exact", "blocks"]
 
@@ -58,6 +59,11 @@ class TopK(Branch):
             raise ValueError(f"top-k select must be 'exact' or 'blocks', got {self.select!r}")
         if self.indexer is not None and not isinstance(self.indexer, Indexer):
             raise ValueError(f"top-k indexer must be an Indexer(queries, keys) or None, got {self.indexer!r}")
+
+    @property
+    def own(self) -> OwnBlock:
+        """What a query reads unranked, with select="blocks"."""
+        return OwnBlock(self.block)
 
     def keys_per_query(self, place: Tensor) -> Tensor:
         """int64: k for queries at the given places in their documents."""

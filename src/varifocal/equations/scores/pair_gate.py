@@ -71,7 +71,10 @@ class PairGate(Score):
         alpha = products / math.sqrt(head_width)
         if self.scale is not None:
             alpha = alpha * self.scale[:, None, None]
-        logits = self.gate_logits()
+        return self.gated(alpha, self.gate_logits())
+
+    def gated(self, alpha: Tensor, logits: Tensor) -> Tensor:
+        """The score of pairs from their scaled dot products and the logits of their gates, of one shape."""
         if self.form == "product":
             return alpha * logits.sigmoid()
         scores = alpha + F.logsigmoid(logits)

@@ -1,0 +1,230 @@
+"""The flex backend: a problem of the equation, taken apart into readings, each one call of FlexAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from varifocal.equations.branches import Branch, FixedBranch, RandomBlocks, Segments, SoftWindow, TopK, members
+from varifocal.equations.layout import Layout
+from varifocal.equations.problem import Attended, Problem, accumulation_dtype
+from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
+from varifocal.kernels.flex.compiled import attend_compiled
+from varifocal.kernels.flex.joining import Part, join
+from varifocal.kernels.flex.key_sets import Drawn, EarlierSummaries, KeySet, Pattern, Soft
+from varifocal.kernels.flex.nesting import chain, fixed_members, rings
+from varifocal.kernels.flex.pair_scores import pair_score
+from varifocal.kernels.flex.reading import Reading
+from varifocal.kernels.flex.selection import capacity, select, selected
+from varifocal.kernels.flex.summaries import summarise
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Executor(Protocol):
+    """Evaluates a reading."""
+
+    def __call__(self, reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
+        """The output [B, H, T, D] and the log-sum-exp [B, H, T]; `at_end` if the queries are known to be the last
+        ones of one document."""
+
+
+def why_not(problem: Problem) -> str | None:
+    """Why FlexAttention cannot evaluate a problem, as the end of a sentence; None if it can."""
+    if problem.q.device.type not in ("cuda", "cpu"):
+        return f"runs on cuda and cpu tensors, got {problem.q.device}"
+    if problem.q.dtype not in TYPES:
+        return f"runs float32, bfloat16 and float16, got {problem.q.dtype}"
+    if not isinstance(problem.score, Dot | HeadScale | PairGate):
+        return f"has no kernel for the score {type(problem.score).__name__}"
+    for member in (member for branch in problem.branches for member in members(branch)):
+        if not isinstance(member, FixedBranch | SoftWindow | Segments | TopK):
+            return f"has no kernel for the branch {type(member).__name__}"
+    if problem.q.device.type == "cpu":
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learning(problem)):
+            return "has no backward on a CPU, where torch.no_grad() lets it run for checking outputs"
+        if not torch.cpu._is_avx2_supported():
+            return "needs a processor with AVX2, or a GPU"
+    return None
+
+
+def learning(problem: Problem) -> Iterator[Tensor]:
+    """The tensors of a problem that pass through kernels and may ask for gradients."""
+    yield from (problem.q, problem.k, problem.v)
+    for member in (member for branch in problem.branches for member in members(branch)):
+        if isinstance(member, SoftWindow):
+            yield member.width
+        elif isinstance(member, Segments) and member.queries is not None:
+            yield member.queries
+    yield from (value for value in vars(problem.score).values() if isinstance(value, Tensor))
+
+
+def attend_flex(problem: Problem, *, execute: Executor = attend_compiled) -> Attended:
+    """Evaluate a problem with FlexAttention, or with another executor of the same readings."""
+    device = problem.q.device.type
+    dtype = problem.q.dtype
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
+        if problem.q.numel() == 0:
+            return nothing(problem)
+        scene = make_scene(problem, dtype)
+        found = read_all(problem.branches, scene, execute)
+        output = torch.zeros_like(scene.q, dtype=accumulation_dtype(dtype))
+        for number, part in enumerate(found.parts):
+            mean = part.mean
+            if problem.weights is not None:
+                mean = mean * problem.weights[..., number, None].to(output.dtype)
+            output = output + mean
+        logsumexp = torch.stack([part.logsumexp.detach() for part in found.parts], dim=-1)
+        return Attended(output.to(problem.q.dtype), logsumexp, tuple(found.selected))
+
+
+def nothing(problem: Problem) -> Attended:
+    """The answer where there are no queries."""
+    shape = problem.q.shape[:3]
+    keys = problem.k.shape[2]
+    choices: list[Tensor | None] = []
+    for branch in problem.branches:
+        found = [member for member in members(branch) if isinstance(member, TopK)]
+        width = capacity(found[0], keys) if found else 0
+        empty = torch.empty(*shape, width, dtype=torch.int32, device=problem.q.device)
+        choices.append(empty if found else None)
+    logsumexp = problem.q.new_empty(*shape, len(problem.branches), dtype=accumulation_dtype(problem.q.dtype))
+    return Attended(torch.zeros_like(problem.q), logsumexp, tuple(choices))
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What all readings of a problem share; entries that nobody sees are blanked."""
+
+    q: Tensor
+    """[B, H, T, D]."""
+    k: Tensor
+    """[B, G, S, D]."""
+    v: Tensor
+    """[B, G, S, D]."""
+    score: Score
+    """Prepared: in the type of the scores."""
+    layout: Layout
+    unseen: Tensor
+    """bool [B, 1, S, 1]: keys that no query may see."""
+    position: Tensor
+    """int32 [B, T]."""
+    start: Tensor
+    """int32 [B, T]."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of scores, weights and sums."""
+        return accumulation_dtype(self.q.dtype)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the queries are known to be the last ones of one document."""
+        return self.layout.one_document and self.layout.at_end
+
+    def reading(self, sets: tuple[KeySet, ...]) -> Reading:
+        """A reading of this scene's keys."""
+        rule = pair_score(self.score, head_width=self.q.shape[-1], queries=self.q.shape[2])
+        return Reading(self.q, self.k, self.v, self.position, self.start, sets, rule)
+
+
+def make_scene(problem: Problem, dtype: torch.dtype) -> Scene:
+    """Give all parts their types, and blank what nobody sees: padding may hold anything, even NaN."""
+    layout = problem.layout
+    q, k, v = (part.to(dtype) for part in (problem.q, problem.k, problem.v))
+    blind = (layout.start > layout.position)[:, None, :, None]  # [B, 1, T, 1]
+    unseen = ~seen_keys(layout)[:, None, :, None]  # [B, 1, S, 1]
+    if not (layout.one_document and layout.at_end):
+        q, k, v = q.masked_fill(blind, 0.0), k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+    score = problem.score.prepare(accumulation_dtype(dtype), blind, unseen)
+    position, start = (places.int().contiguous() for places in (layout.position, layout.start))
+    return Scene(q, k, v, score, layout, unseen, position, start)
+
+
+def seen_keys(layout: Layout) -> Tensor:
+    """bool [B, S]: the keys that some query may see, those up to the last query of each document."""
+    batch, keys = layout.key_start.shape
+    reach = torch.full((batch, keys + 1), -1, device=layout.start.device)
+    reach = reach.scatter_reduce(1, layout.start, layout.position, "amax")
+    index = torch.arange(keys, device=reach.device)
+    return (index >= layout.key_start) & (index <= reach.gather(1, layout.key_start))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What the branches of a problem gave, in their order."""
+
+    parts: list[Part]
+    selected: list[Tensor | None]
+
+
+def read_all(branches: tuple[Branch, ...], scene: Scene, execute: Executor) -> Found:
+    """Every branch's own softmax; branches inside each other share their readings."""
+    parts: dict[int, Part] = {}
+    choices: list[Tensor | None] = [None] * len(branches)
+    nested = chain(branches)
+    if nested is not None:
+        inner: list[Part] = []
+        fixed = [fixed_members(branches[number]) or () for number in nested]
+        for number, ring in zip(nested, rings(fixed), strict=True):
+            inner.append(run(scene.reading((ring,)), scene, execute))
+            parts[number] = join(inner)
+            inner = [parts[number]]
+    for number, branch in enumerate(branches):
+        if number not in parts:
+            parts[number], choices[number] = read(branch, scene, execute)
+    return Found([parts[number] for number in range(len(branches))], choices)
+
+
+def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor | None]:
+    """One softmax over all that a branch reads, and what its top-k (if it has one) selected."""
+    fixed: list[FixedBranch] = []
+    sets: list[KeySet] = []
+    choice: Tensor | None = None
+    for member in members(branch):
+        if isinstance(member, TopK):
+            chosen = select(member, scene.q, scene.k, scene.score, scene.layout)
+            choice = selected(chosen, member, scene.k.shape[2])
+            sets.append(chosen)
+        elif isinstance(member, SoftWindow):
+            width = member.width.to(scene.dtype)
+            sets.append(Soft(member, width, width.detach()))
+        elif isinstance(member, RandomBlocks):
+            draws = member.draws(scene.layout.query_place)
+            sets.append(Drawn(member, tuple(draw.int() for draw in draws)))
+        elif isinstance(member, Segments):
+            fixed.append(member.own)
+        elif isinstance(member, FixedBranch):
+            fixed.append(member)
+    if fixed:
+        sets.insert(0, Pattern(tuple(fixed)))
+    parts = [run(scene.reading(tuple(sets)), scene, execute)]
+    for member in members(branch):
+        if isinstance(member, Segments):
+            parts += read_summaries(member, scene, execute)
+    return join(parts), choice
+
+
+def read_summaries(branch: Segments, scene: Scene, execute: Executor) -> list[Part]:
+    """The softmax over the summaries of earlier segments; nothing if there are none."""
+    queries = scene.q if branch.queries is None else branch.queries.masked_fill(scene.unseen, 0.0)
+    wide = (part.to(scene.dtype) for part in (queries, scene.k, scene.v))
+    summaries = summarise(*wide, length=branch.length, score=scene.score, layout=scene.layout)
+    if summaries is None:
+        return []
+    keys, values = (part.to(scene.q.dtype) for part in (summaries.keys, summaries.values))
+    rule = pair_score(scene.score, head_width=scene.q.shape[-1], queries=scene.q.shape[2])
+    sets = (EarlierSummaries(summaries.first, branch.own),)
+    return [run(Reading(scene.q, keys, values, scene.position, scene.start, sets, rule), scene, execute)]
+
+
+def run(reading: Reading, scene: Scene, execute: Executor) -> Part:
+    """A reading, evaluated, in the type of the sums."""
+    output, logsumexp = execute(reading, at_end=scene.at_end)
+    return Part(output.to(scene.dtype), logsumexp)

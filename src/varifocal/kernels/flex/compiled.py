@@ -1,0 +1,98 @@
+"""A reading through FlexAttention, compiled: once for each kind of reading, whatever the lengths."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from varifocal.kernels.flex.compiler_settings import generating
+from varifocal.kernels.flex.dense import log_sum_exp
+from varifocal.kernels.flex.reading import Reading
+from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
+
+NARROWEST = 16
+"""The least head width that the matrix units of a GPU take; narrower heads are filled up with zeros."""
+VARIANTS = 16
+"""Kernels of one kind, at most: rows, queries or tiles of exactly 1 get one of their own."""
+
+
+def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
+    """The output [B, H, T, D] and log-sum-exp [B, H, T] of a reading; 0 and minus infinity where nothing is read."""
+    on_cpu = reading.q.device.type == "cpu"
+    tiles = make_tiles(reading, at_end=at_end, backward=not on_cpu and torch.is_grad_enabled())
+    width = reading.q.shape[-1]
+    q, k, v = (filled_up(part, on_cpu=on_cpu) for part in (reading.q, reading.k, reading.v))
+    run = compiled_for(kind(reading))
+    with generating(on_cpu=on_cpu):
+        output, logsumexp = run(q, k, v, reading, tiles, not on_cpu)
+    # A compiled kernel has no log-sum-exp on a CPU.
+    return output[..., :width], log_sum_exp(reading) if logsumexp is None else logsumexp
+
+
+def filled_up(heads: Tensor, *, on_cpu: bool) -> Tensor:
+    """Heads at least as wide as a GPU's kernel needs."""
+    missing = 0 if on_cpu else max(0, NARROWEST - heads.shape[-1])
+    return F.pad(heads, (0, missing)) if missing else heads
+
+
+def kind(reading: Reading) -> Hashable:
+    """What a kernel is generated for: everything of a reading but its numbers and lengths."""
+    return (
+        reading.q.device.type,
+        reading.q.dtype,
+        reading.q.shape[1],
+        reading.k.shape[1],
+        reading.q.shape[3],
+        tuple(repr(type(member)) for member in reading.sets),
+        type(reading.score),
+    )
+
+
+@functools.cache
+def compiled_for(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The compiled call for one kind of reading; each keeps its own kernels, so no kind crowds out another."""
+    options: dict[str, Any] = {"recompile_limit": VARIANTS, "isolate_recompiles": True}
+    compiled: Callable[..., tuple[Tensor, Tensor | None]] = torch.compile(
+        call_flex, dynamic=True, fullgraph=True, **options
+    )
+    return compiled
+
+
+def call_flex(
+    q: Tensor, k: Tensor, v: Tensor, reading: Reading, tiles: Tiles, with_logsumexp: bool
+) -> tuple[Tensor, Tensor | None]:
+    """FlexAttention with the functions of a reading."""
+    from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+    def mask(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return reading.mask(batch, head, query, key)
+
+    def rate(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return reading.rate(score, batch, head, query, key)
+
+    by_column = (None, None, None, None) if tiles.columns is None else tiles.columns
+    block_mask = BlockMask(
+        (q.shape[2], k.shape[2]),
+        tiles.partial_count,
+        tiles.partial,
+        tiles.full_count,
+        tiles.full,
+        by_column[0],
+        by_column[1],
+        by_column[2],
+        by_column[3],
+        BLOCK_SIZE=(TILE, TILE),
+        mask_mod=mask,
+    )
+    scale = reading.score.scale
+    if with_logsumexp:
+        output, auxiliary = flex_attention(
+            q, k, v, rate, block_mask, scale, enable_gqa=True, return_aux=AuxRequest(lse=True)
+        )
+        return output, auxiliary.lse
+    return flex_attention(q, k, v, rate, block_mask, scale, enable_gqa=True), None

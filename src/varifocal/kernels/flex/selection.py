@@ -1,0 +1,144 @@
+"""What a top-k reads: the best keys or blocks of each query, a few queries at a time. A choice has no gradient.
+
+The k-th best score of a query is its threshold. What lies above it is chosen, and of what equals it the lowest indices,
+as many as are left: exactly k, whatever the ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from varifocal.equations.branches import TopK
+from varifocal.equations.layout import Layout
+from varifocal.equations.problem import accumulation_dtype
+from varifocal.equations.scores import PairGate, Score
+from varifocal.kernels.flex.key_sets import Chosen
+from varifocal.kernels.flex.whole_blocks import earlier, first_keys, gather_blocks
+
+PAIRS_AT_A_TIME = 1 << 23
+"""Bounds the scores that exist at once."""
+NONE = torch.iinfo(torch.int32).max
+"""Stands behind the last chosen key; higher than any index."""
+
+Rank = Callable[[slice], Tensor]
+"""Scores [B, I, T', N] of some queries, minus infinity for what they may not choose."""
+
+
+def select(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout) -> Chosen:
+    """The choice of every query and head, from q [B, H, T, D], k [B, G, S, D] and a prepared score."""
+    with torch.no_grad():
+        queries, keys = q, k
+        if top_k.indexer is not None:
+            queries, keys = top_k.indexer.queries, top_k.indexer.keys
+        choose = choose_keys if top_k.select == "exact" else choose_blocks
+        chosen = choose(top_k, queries, keys, score, layout)
+        chosen = chosen.repeat_interleave(q.shape[1] // max(1, chosen.shape[1]), dim=1)
+        return Chosen(chosen, top_k.own if top_k.select == "blocks" else None)
+
+
+def selected(chosen: Chosen, top_k: TopK, keys: int) -> Tensor:
+    """The choice as attend returns it: int32 [B, H, T, K], -1 behind the last."""
+    listed = chosen.keys[..., : capacity(top_k, keys)]
+    return torch.where(listed == NONE, -1, listed)
+
+
+def capacity(top_k: TopK, keys: int) -> int:
+    """The most that any query of a row of `keys` keys chooses."""
+    return top_k.most_keys(keys) if top_k.select == "exact" else top_k.most_blocks(keys)
+
+
+def choose_keys(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout) -> Tensor:
+    """int32 [B, I, T, P]: the best keys of each query, ascending, then NONE."""
+    index = torch.arange(layout.keys, device=q.device)
+
+    def rank(part: slice) -> Tensor:
+        products = multiply(q[:, :, part], k)
+        scores = products if top_k.indexer is not None else rated(score, products, q.shape[-1], part)
+        start, position = layout.start[:, None, part, None], layout.position[:, None, part, None]
+        return scores.masked_fill((index < start) | (index > position), float("-inf"))
+
+    budget = top_k.keys_per_query(layout.query_place)
+    return best(rank, budget, candidates=layout.keys, heads=q.shape[1], most=capacity(top_k, layout.keys))
+
+
+def choose_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout) -> Tensor:
+    """int32 [B, I, T, P]: the first keys of the best complete blocks before each query's own, ascending, then NONE."""
+    first = first_keys(layout, top_k.block)  # [B, N]
+    slots = first.shape[1]
+    if top_k.pooled is not None:
+        means = top_k.pooled[:, :, :slots].to(accumulation_dtype(q.dtype))
+    else:
+        means = gather_blocks(k.to(accumulation_dtype(k.dtype)), first, top_k.block).mean(dim=3)
+    # A block has no pair gate.
+    plain = top_k.indexer is not None or isinstance(score, PairGate)
+
+    def rank(part: slice) -> Tensor:
+        products = multiply(q[:, :, part], means)
+        scores = products if plain else score.rate(products, head_width=q.shape[-1])
+        open_to = earlier(first, layout.position[:, part], layout.start[:, part], top_k.block)
+        return scores.masked_fill(~open_to[:, None], float("-inf"))
+
+    budget = top_k.blocks_per_query(layout.query_place)
+    chosen = best(rank, budget, candidates=slots, heads=q.shape[1], most=capacity(top_k, layout.keys))
+    if not slots:
+        return chosen
+    found = first[:, None, None].expand(*chosen.shape[:3], -1).gather(3, chosen.clamp(max=slots - 1).long())
+    return torch.where(chosen == NONE, NONE, found).int()
+
+
+def best(rank: Rank, budget: Tensor, *, candidates: int, heads: int, most: int) -> Tensor:
+    """int32 [B, I, T, P]: the `budget` [B, T] best of all candidates for each query, ascending, then NONE."""
+    batch, queries = budget.shape
+    most = min(most, candidates)
+    listed = torch.full((batch, heads, queries, list_width(most)), NONE, dtype=torch.int32, device=budget.device)
+    if not most:
+        return listed
+    for part in parts(queries, batch * heads * candidates):
+        listed[:, :, part, :most] = best_of(rank(part), budget[:, None, part, None], most)
+    return listed
+
+
+def best_of(scores: Tensor, budget: Tensor, most: int) -> Tensor:
+    """int32 [B, I, T', most]: the indices of the `budget` [B, 1, T', 1] highest scores [B, I, T', N], then NONE."""
+    nothing = float("-inf")
+    highest = scores.topk(most, dim=-1).values
+    threshold = highest.gather(-1, (budget - 1).clamp(min=0).expand(*scores.shape[:3], 1))
+    above = scores > threshold
+    equal = (scores == threshold) & (scores > nothing)
+    room = budget - above.sum(dim=-1, keepdim=True)
+    chosen = (above | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= room))) & (budget > 0)
+    index = torch.arange(scores.shape[-1], device=scores.device, dtype=torch.int32)
+    ascending = torch.where(chosen, index, NONE).topk(most, dim=-1, largest=False)
+    return ascending.values
+
+
+def list_width(most: int) -> int:
+    """A width for lists of up to `most` entries: 8, 64, 512, ...; kernels do not change with every length."""
+    width = 8
+    while width < most:
+        width *= 8
+    return width
+
+
+def parts(queries: int, pairs_per_query: int) -> Iterator[slice]:
+    """Slices of the queries, each with a bounded number of pairs."""
+    at_once = max(1, PAIRS_AT_A_TIME // max(1, pairs_per_query))
+    return (slice(begin, begin + at_once) for begin in range(0, queries, at_once))
+
+
+def multiply(q: Tensor, k: Tensor) -> Tensor:
+    """Dot products [B, H, T, N] of q [B, H, T, D] and k [B, G, N, D] in float32 or wider; no key head is repeated."""
+    q, k = q.to(accumulation_dtype(q.dtype)), k.to(accumulation_dtype(k.dtype))
+    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, G, H / G T, D]
+    return (grouped @ k.mT).view(*q.shape[:3], k.shape[2])
+
+
+def rated(score: Score, products: Tensor, head_width: int, part: slice) -> Tensor:
+    """Scores of some queries from their dot products."""
+    if isinstance(score, PairGate):
+        score = replace(score, queries=score.queries[:, :, part])
+    return score.rate(products, head_width=head_width)

@@ -1,0 +1,62 @@
+"""Every mechanism on the functions of the flex backend, in plain torch: promises kept, gradients to every parameter."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.attention.mechanisms import OPTIONS, small_mechanism, tokens
+from varifocal import conformance
+from varifocal.attention.backends import BACKENDS, Backend
+from varifocal.kernels.flex.backend import attend_flex
+from varifocal.kernels.flex.dense import attend_dense
+
+ROUNDING = 1e-10
+"""float64: sums of a dozen numbers in another order."""
+
+
+@pytest.fixture
+def flex_in_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """backend="flex" with an executor that has gradients on a CPU and takes float64."""
+    run = functools.partial(attend_flex, execute=attend_dense)
+    monkeypatch.setitem(BACKENDS, "flex", Backend("flex", run=run, why_not=lambda problem: None))
+
+
+@pytest.mark.usefixtures("flex_in_plain_torch")
+@pytest.mark.parametrize("name", conformance.VARIANTS)
+def test_mechanism_keeps_its_promises(name: str) -> None:
+    result = conformance.check(name, backend="flex")
+    assert result.conforms, str(result)
+    assert any(finding.verdict == "kept" for finding in result.findings)
+
+
+def run(name: str, backend: str, select: str | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of a small mechanism, and the gradients to its parameters and to q, k and v."""
+    options = {} if select is None else {"select": select, "block": 2}
+    mechanism = small_mechanism(name, **options)
+    part = tokens()
+    documents = torch.tensor([[-1, -1, *[0] * 4, *[1] * 6], [0] * 12])
+    result = mechanism(*part, documents=documents, backend=backend)
+    total = sum(result.losses.values(), (result.output * torch.linspace(-1, 1, 6)).sum())
+    wanted = {"q": part.q, "k": part.k, "v": part.v, **dict(mechanism.named_parameters())}
+    gradients = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    return result.output, {
+        key: gradient for key, gradient in zip(wanted, gradients, strict=True) if gradient is not None
+    }
+
+
+@pytest.mark.usefixtures("flex_in_plain_torch")
+@pytest.mark.parametrize(
+    ("name", "select"),
+    [*((name, None) for name in OPTIONS), ("context_adaptive", "blocks"), ("dynamic_sparse", "blocks")],
+    ids=str,
+)
+def test_every_parameter_gets_the_reference_s_gradient(name: str, select: str | None) -> None:
+    output, gradients = run(name, "flex", select)
+    wanted, wanted_gradients = run(name, "reference", select)
+    torch.testing.assert_close(output, wanted, rtol=ROUNDING, atol=ROUNDING)
+    torch.testing.assert_close(gradients, wanted_gradients, rtol=ROUNDING, atol=ROUNDING)
+    assert all(bool((gradient != 0).any()) for gradient in gradients.values())
