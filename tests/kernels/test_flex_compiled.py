@@ -124,9 +124,7 @@ def test_width_that_learns_is_a_backward_too() -> None:
 
 
 def test_float64_is_declined_by_name() -> None:
-    with pytest.raises(
-        UnavailableError, match=r"'flex' runs float32, bfloat16 and float16, got torch\.float64"
-    ):
+    with pytest.raises(UnavailableError, match=r"'flex' runs float32, bfloat16 and float16, got torch\.float64"):
         CASES_BY_NAME["gqa"].make(torch.float64).attend("flex")
 
 
