@@ -99,14 +99,14 @@ def test_one_query_decodes_against_a_cache_of_any_length_with_one_kernel() -> No
 
 
 def test_autocast_runs_in_bfloat16_and_answers_in_the_type_of_the_queries() -> None:
-    inputs = CASES_BY_NAME["window_and_causal"].make(torch.float32)
+    inputs = CASES_BY_NAME["gqa"].make(torch.float32)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         found = inputs.attend("flex")
     assert found.output.dtype == torch.float32
     rounded = inputs.rebuild({name: inputs.tensors[name].bfloat16().float() for name in ("q", "k", "v")})
     wanted = rounded.attend("reference").output.detach()
     error = relative_error(found.output, wanted)
-    # Two parts and the probabilities are rounded to bfloat16, inputs and sums are not.
+    # Probabilities and the output are rounded to bfloat16; inputs are already, and sums are not.
     assert 0 < error < 4 * torch.finfo(torch.bfloat16).eps
 
 
@@ -124,9 +124,7 @@ def test_width_that_learns_is_a_backward_too() -> None:
 
 
 def test_float64_is_declined_by_name() -> None:
-    with pytest.raises(
-        UnavailableError, match=r"'flex' runs float32, bfloat16 and float16, got torch\.float64"
-    ):
+    with pytest.raises(UnavailableError, match=r"'flex' runs float32, bfloat16 and float16, got torch\.float64"):
         CASES_BY_NAME["gqa"].make(torch.float64).attend("flex")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_mechanism_keeps_its_promises(name: str) -> None:
 
 def run(name: str, backend: str, select: str | None) -> tuple[Tensor, dict[str, Tensor]]:
     """The output of a small mechanism, and the gradients to its parameters and to q, k and v."""
-    options = {} if select is None else {"select": select, "block": 2}
+    options: dict[str, Any] = {} if select is None else {"select": select, "block": 2}
     mechanism = small_mechanism(name, **options)
     part = tokens()
     documents = torch.tensor([[-1, -1, *[0] * 4, *[1] * 6], [0] * 12])

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
-
-import sympy
+from typing import Any
 
 
 @contextmanager
 def generating(*, on_cpu: bool) -> Iterator[None]:
     """While this lasts, equal lengths are not taken to be equal always, and names of lengths do not collide."""
-    import torch._dynamo.config as tracing
+    from torch._dynamo import config as tracing
     from torch.fx.experimental import _config as shapes
 
     # Numbers with a fraction, such as the edge of a soft window, are part of a kernel: FlexAttention takes no others.
     # By default sizes that are equal in the first call (queries and keys, rows and tiles) are taken to be equal always,
     # and a kernel is generated anew as soon as they differ.
-    with shapes.patch(use_duck_shape=False), tracing.patch(specialize_float=True):
+    with shapes.patch(use_duck_shape=False), tracing.patch(specialize_float=True):  # type: ignore[attr-defined]
         if on_cpu:
             with distinct_names():
                 yield
@@ -33,11 +31,13 @@ def distinct_names() -> Iterator[None]:
     FlexAttention's generator for CPUs (torch 2.13) replaces those names in the text of a kernel, and "ks2" also where
     it is the beginning of "ks25": then the text does not compile.
     """
+    from unittest import mock
+
     from torch._inductor.codegen.common import KernelArgs
 
     named = KernelArgs.size
 
-    def name(self: KernelArgs, symbol: sympy.Symbol) -> str:
+    def name(self: KernelArgs, symbol: Any) -> str:
         if symbol.name.startswith("u") and symbol not in self.sizevars:
             self.sizevars[symbol] = f"tile_{symbol.name}_"
         return named(self, symbol)
