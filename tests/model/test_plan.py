@@ -21,7 +21,8 @@ MACHINE = Hardware(
 def training(name: str = "dense", **changes: Any) -> Training:
     mechanism, options = VARIANTS[name]
     config = preset("qwen-134m", mechanism=mechanism, mechanism_options=options)
-    return Training(**({"config": config, "tokens": 1e10, "length": 2048, "devices": 8} | changes))
+    wanted: dict[str, Any] = {"config": config, "tokens": 1e10, "length": 2048, "devices": 8}
+    return Training(**(wanted | changes))
 
 
 def predicted(name: str = "dense", **changes: Any) -> Prediction:
@@ -62,7 +63,7 @@ def test_most_rows_that_fit_are_taken_and_no_more() -> None:
 
 def test_what_does_not_fit_is_said_to() -> None:
     small = find_gpu("l4")
-    long = {"length": 131072, "batch": 8, "micro_batch": 1}
+    long: dict[str, Any] = {"length": 131072, "batch": 8, "micro_batch": 1}
     assert not predict(training(**long), small).fits
     assert predict(training(checkpointing=True, **long), small).fits
 

@@ -95,8 +95,8 @@ def test_products_are_those_that_torch_counts(checkpointing: bool) -> None:
     with counter:
         model(ids, labels=ids, use_cache=False).loss.backward()
     work = step_work(config, part(checkpointing=checkpointing))
-    # Computed again, a layer is not computed to its end; and rotary angles are a product of a few numbers.
-    assert counter.get_total_flops() == pytest.approx(work.products + work.head, rel=0.12 if checkpointing else 0.01)
+    # Rotary angles are a product of a few numbers, and a layer that is computed again is not computed to its very end.
+    assert counter.get_total_flops() == pytest.approx(work.products + work.head, rel=0.02)
 
 
 COUNT = """
@@ -154,7 +154,7 @@ def test_bytes_and_operators_between_products_are_those_that_torch_counts() -> N
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *lines, types = done.stdout.splitlines()
-    changes: list[dict[str, int]] = [{}, {"hidden_size": 128}, {"head_dim": 32}, {"intermediate_size": 192}]
+    changes: list[dict[str, Any]] = [{}, {"hidden_size": 128}, {"head_dim": 32}, {"intermediate_size": 192}]
     for line, change in zip(lines, changes, strict=True):
         moved, calls = map(int, line.split())
         one, two = (
@@ -171,7 +171,7 @@ def test_checkpointing_keeps_less_and_computes_more() -> None:
     plain, again = (part(2048, precision="bfloat16", checkpointing=one) for one in (False, True))
     memory = [memory_by_part(config, one, parameters=134_430_208)["activations"] for one in (plain, again)]
     assert memory[1] < 0.4 * memory[0]
-    assert step_work(config, again).flops > 1.1 * step_work(config, plain).flops
+    assert step_work(config, again).flops > 1.05 * step_work(config, plain).flops
 
 
 def test_accumulation_keeps_all_gradients_while_a_pass_runs() -> None:

@@ -111,7 +111,7 @@ def started(words: list[str], environment: dict[str, str]) -> subprocess.Popen[s
 
 
 def assert_finished(processes: list[subprocess.Popen[str]], out: Path) -> None:
-    said = [process.communicate(timeout=300)[0] for process in processes]
+    said = [process.communicate(timeout=900)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(said)[-4000:]
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert summary["processes"] == 2
@@ -164,7 +164,7 @@ def test_processes_meet_again_after_a_restart_though_one_is_late(tmp_path: Path)
     (tmp_path / "late.py").write_text(LATE, encoding="utf-8")
     words = ["torchrun", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(tmp_path / "late.py")]
     process = started(words, programs(tmp_path / "bin"))
-    said = process.communicate(timeout=300)[0]
+    said = process.communicate(timeout=900)[0]
     assert process.returncode == 0, said[-3000:]
     assert "rank 0 counts 2" in said
 

@@ -67,7 +67,7 @@ def error_table(content: dict[str, Any]) -> list[list[str]]:
     for name, group in (groups | {"all": rows}).items():
         cells = [name]
         for quantity in ("seconds", "bytes"):
-            found = errors(group, quantity)  # type: ignore[arg-type]
+            found = errors(group, quantity)
             cells += ["", ""] if found is None else [f"{found.median:.0%}", f"{found.worst:+.0%}"]
         table.append(cells)
     return table

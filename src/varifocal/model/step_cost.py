@@ -146,9 +146,10 @@ def step_work(config: VarifocalConfig, part: MicroBatch, *, native: bool = False
     layers = config.num_hidden_layers
     head = float(config.vocab_size * config.hidden_size)
     weights = layer_weights(sizes)
-    # Three products for each weight; the projections before a norm or an activation are repeated instead of kept.
-    repeated = sizes.stream * (sizes.queries + sizes.keys + 2 * sizes.inner)
-    products = 2.0 * tokens * layers * (3 * weights + repeated + part.checkpointing * weights)
+    # Three products for each weight; the projections before a norm or an activation are repeated instead of kept, or
+    # all of them.
+    repeated = weights if part.checkpointing else sizes.stream * (sizes.queries + sizes.keys + 2 * sizes.inner)
+    products = 2.0 * tokens * layers * (3 * weights + repeated)
     attention = [attention_work(one, config.head_shape(), part) for one in layer_configs(config)]
     reading, rating, exponentials, traffic, calls = (float(sum(column)) for column in zip(*attention, strict=True))
     between = passes.stream * sizes.stream + passes.heads * (sizes.queries + sizes.keys) + passes.inner * sizes.inner
@@ -178,7 +179,7 @@ def operand_numbers(sizes: LayerSizes, part: MicroBatch) -> int:
     projections = 4 * sizes.stream + 2 * sizes.queries + 2 * sizes.keys
     feed_forward = 3 * sizes.stream + 3 * sizes.inner
     repeated = 4 * sizes.stream + sizes.queries + sizes.keys + 2 * sizes.inner
-    return (3 + part.checkpointing) * (projections + feed_forward) + repeated
+    return 3 * (projections + feed_forward) + (projections + feed_forward if part.checkpointing else repeated)
 
 
 class AttentionWork(NamedTuple):
@@ -349,7 +350,8 @@ def kept_numbers(config: VarifocalConfig, part: MicroBatch) -> float:
     # values and outputs; sums of the softmaxes.
     narrow_copy = part.narrow if part.narrow < 4 else 0
     layer = sizes.stream * (12.0 + narrow_copy) + part.narrow * 2.0 * (sizes.queries + sizes.keys) + 12.0 * sizes.heads
-    return config.num_hidden_layers * layer + 12.0 * sizes.stream
+    layers: int = config.num_hidden_layers
+    return layers * layer + 12.0 * sizes.stream
 
 
 def kept_by_mechanism(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> float:
@@ -386,7 +388,9 @@ def chosen_numbers(top_k: TopK, last: Tensor) -> int:
 
 def chunk_bytes(config: VarifocalConfig, part: MicroBatch) -> float:
     """The logits of a chunk, in float32 in any precision, and the gradient of the last hidden states."""
-    return 4.0 * config.vocab_size * min(ROWS_AT_A_TIME, part.tokens) + 4.0 * config.hidden_size * part.tokens
+    vocabulary: int = config.vocab_size
+    width: int = config.hidden_size
+    return 4.0 * vocabulary * min(ROWS_AT_A_TIME, part.tokens) + 4.0 * width * part.tokens
 
 
 def workspace_bytes(sizes: LayerSizes, part: MicroBatch, *, native: bool) -> float:
