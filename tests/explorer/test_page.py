@@ -110,6 +110,18 @@ def test_chosen_token_links_the_keys_that_it_reads(visit: Visit, gated: Server) 
     assert panel.locator(".tokens .inside").count() == 5
 
 
+def test_chosen_token_of_a_long_text_is_scrolled_into_sight(browser: Browser, gated: Server) -> None:
+    context = browser.new_context(viewport={"width": 400, "height": 300})
+    page = context.new_page()
+    panel = open_page(page, gated, f"{TEXT} " * 6)
+    sheet, last = panel.locator(".sheet").bounding_box(), tokens(panel).last.bounding_box()
+    assert sheet is not None
+    assert last is not None
+    assert sheet["y"] <= last["y"] <= sheet["y"] + sheet["height"]
+    assert page.evaluate("window.scrollY") == 0
+    context.close()
+
+
 def test_key_in_the_list_leads_to_its_token(visit: Visit, gated: Server) -> None:
     panel = open_page(visit.page, gated)
     key = panel.locator(".keys li", has_not_text="itself").first.get_by_role("button")

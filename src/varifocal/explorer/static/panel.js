@@ -2,7 +2,7 @@
 
 import { showKeys, showNext } from "./details.js";
 import { showGateMap } from "./gate_map.js";
-import { drawLinks } from "./links.js";
+import { boxOf, drawLinks } from "./links.js";
 import { ask, Gone, Refusal } from "./server.js";
 import { legendOf, showLegend } from "./shades.js";
 import { Tokens } from "./tokens.js";
@@ -98,10 +98,20 @@ export class Panel {
     this.row = null;
     this.tokens.mark(index, null);
     this.paint();
+    this.reveal(index);
     this.row = await ask("token", { ...this.question(), token: index }, signal);
     this.tokens.mark(index, this.row);
     this.paint();
     this.showDetails();
+  }
+
+  /** Scrolls the sheet, and not the page, to a token. */
+  reveal(index) {
+    const sheet = this.find("sheet");
+    const frame = sheet.getBoundingClientRect();
+    const box = boxOf(this.tokens.spans[index]);
+    if (box.top < frame.top) sheet.scrollTop -= frame.top - box.top + box.height;
+    if (box.bottom > frame.bottom) sheet.scrollTop += box.bottom - frame.bottom + box.height;
   }
 
   /** Runs one question after the other; a new one takes the place of the last. */

@@ -22,13 +22,20 @@ export function percent(share) {
   return share >= 0.00005 ? `${(share * 100).toFixed(2)} %` : "0 %";
 }
 
-/** Fills a legend with words and, given as classes, shades. */
+/** Fills a legend with shades, given as classes, and words. */
 export function showLegend(root, entries) {
   root.replaceChildren(
     ...entries.map(({ words, shade }) => {
-      const entry = document.createElement(shade ? "i" : "span");
-      if (shade) entry.className = shade;
-      else entry.textContent = words;
+      const entry = document.createElement("span");
+      if (shade) {
+        entry.append(document.createElement("i"));
+        entry.firstChild.className = shade;
+      }
+      if (words) {
+        const label = document.createElement("b");
+        label.textContent = words;
+        entry.append(label);
+      }
       return entry;
     }),
   );
@@ -39,8 +46,8 @@ export function legendOf(colour, view) {
   const amounts = shades("amount", [0, 1, 2, 3, 4, 5, 6]);
   if (colour === "gate") {
     const gates = shades("gate", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-    const silent = [{ shade: "shade-silent" }, { words: "decides nothing: both branches read the same keys" }];
-    return [{ words: "global 0" }, ...gates, { words: "1 local" }, ...silent];
+    const silent = { shade: "shade-silent", words: "decides nothing: both branches read the same keys" };
+    return [{ words: "global 0" }, ...gates, { words: "1 local" }, silent];
   }
   if (colour === "width") {
     const [least, most] = extremes(view.width).map(Math.round);

@@ -3,12 +3,15 @@
 import { boxOf } from "./links.js";
 import { extremes, gateShade, percent, readShade, widthShade } from "./shades.js";
 
-const CONTROLS = /[\u0000-\u0008\u000b\u000c\u000e-\u001f]/g;
+const CONTROLS = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]/g;
 const PART = "◌"; // of a character that several tokens make up
 
 /** Control characters made visible, so that no text hides what it holds. */
 function visible(piece) {
-  return piece.replace(CONTROLS, (sign) => String.fromCharCode(0x2400 + sign.charCodeAt(0)));
+  return piece.replace(CONTROLS, (sign) => {
+    const code = sign.charCodeAt(0);
+    return code < 32 ? String.fromCharCode(0x2400 + code) : `\\x${code.toString(16)}`;
+  });
 }
 
 /** How a token is written where it stands alone: spaces and line breaks made visible too. */
