@@ -7,8 +7,9 @@ CHECKED := src tests docs/generate.py docs/picture_of_explorer.py
 
 demo: setup
 	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
-	$(BIN)/varifocal analyze runs/demo/cells/head_gated-seed0/model --data runs/demo/data --tokens 16384 --no-tables
-	$(BIN)/varifocal analyze runs/demo/cells/context_adaptive-seed0/model --data runs/demo/data --tokens 16384 --no-tables
+	for arm in head_gated context_adaptive; do \
+	    $(BIN)/varifocal analyze runs/demo/cells/$$arm-seed0/model --data runs/demo/data --tokens 16384 --no-tables --threads 2 || exit; \
+	done
 	$(BIN)/varifocal report runs/demo --bench results/attention_bench.json
 	@echo 'open runs/demo/report.html in a browser: the comparison, what the gates learn and what the heads read, on one page'
 	@echo 'next: $(BIN)/varifocal generate runs/demo/cells/head_gated-seed0/model "The state of the Union"'

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,9 @@ def interval(found: dict[str, Any], layer: int, head: int) -> str:
     return f"{mean:.1%}" + ("" if high is None else f" ± {100 * (high - mean):.1f}")
 
 
-def kind_table(rows: list[dict[str, Any]], *, digits: int = 3) -> Table:
+def kind_table(rows: list[dict[str, Any]]) -> Table:
     """Header and rows: each kind of token that occurs, its mean, and its difference to the others."""
+    digits = digits_for([row["difference"] for row in rows])
     body = []
     for row in rows:
         if not row["tokens"]:
@@ -109,8 +111,15 @@ def kind_table(rows: list[dict[str, Any]], *, digits: int = 3) -> Table:
     return [["kind of token", "tokens", "documents", "mean", "difference", "effect", "p (Holm)"], *body]
 
 
-def position_table(rows: list[dict[str, Any]], *, digits: int = 3) -> Table:
+def digits_for(values: Sequence[float | None]) -> int:
+    """Decimals that show two digits of the largest of the values; from 1 to 6."""
+    largest = max((abs(value) for value in values if value), default=1.0)
+    return min(6, max(1, 2 - math.floor(math.log10(largest))))
+
+
+def position_table(rows: list[dict[str, Any]]) -> Table:
     """Header and rows: the mean by how many tokens stand before."""
+    digits = digits_for([row["mean"] for row in rows])
     body = []
     for row in rows:
         spread = "" if row["high"] is None else f" ± {row['high'] - row['mean']:.{digits}f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 STEPS = 300
 """Of the continued fraction; a few dozen do for any number of seeds."""
@@ -17,6 +18,7 @@ def two_sided_p(t: float, degrees: int) -> float:
     return incomplete_beta(degrees / 2, 0.5, degrees / (degrees + t * t))
 
 
+@cache
 def critical_value(degrees: int, confidence: float = 0.95) -> float:
     """The t beyond which |T| lies with probability 1 - confidence."""
     if not 0 < confidence < 1:

@@ -140,11 +140,9 @@ KIND_COLUMNS = (
 
 
 def shown_reach(rows: list[dict[str, Any]]) -> float:
-    """How far the picture reaches to both sides: over the intervals of kinds that at least 5 documents have."""
+    """How far the picture reaches: over all differences, and the intervals of kinds that at least 5 documents have."""
     common = [row for row in rows if row["low"] is not None and row["documents"] >= 5]
-    found = [
-        abs(row[side]) for row in common or rows for side in ("low", "high", "difference") if row[side] is not None
-    ]
+    found = [abs(row["difference"]) for row in rows] + [abs(row[side]) for row in common for side in ("low", "high")]
     return 1.1 * max(found, default=0.0) or 1.0
 
 
