@@ -17,9 +17,9 @@ export function widthShade(width, least, most) {
 }
 
 export function percent(share) {
-  if (share >= 0.1) return `${(share * 100).toFixed(0)} %`;
-  if (share >= 0.0095) return `${(share * 100).toFixed(1)} %`;
-  return share >= 0.00005 ? `${(share * 100).toFixed(2)} %` : "0 %";
+  if (share >= 0.1) return `${(share * 100).toFixed(0)}\u00a0%`;
+  if (share >= 0.0095) return `${(share * 100).toFixed(1)}\u00a0%`;
+  return share >= 0.00005 ? `${(share * 100).toFixed(2)}\u00a0%` : "0\u00a0%";
 }
 
 /** Fills a legend with shades, given as classes, and words. */
