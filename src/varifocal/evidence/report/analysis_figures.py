@@ -68,7 +68,6 @@ def selection_figure(name: str, analysis: Analysis) -> Figure:
             for layer in range(layers) for head in range(heads)
         ],
         command=analysis.command,
-        wide=len(names) > 2,
     )  # fmt: skip
 
 
@@ -130,7 +129,6 @@ def difference_figure(rows: list[dict[str, Any]], *, name: str, title: str, axis
         header=KIND_COLUMNS,
         rows=[[row[one] for one in KIND_COLUMNS] for row in rows],
         command=command,
-        wide=True,
     )
 
 
