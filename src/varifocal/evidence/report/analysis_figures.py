@@ -15,7 +15,6 @@ from varifocal.evidence.report.drawing import (
     heat_map,
     legend,
     line_style,
-    plain_numbers,
 )
 from varifocal.evidence.report.figure import Cell, Figure
 
@@ -68,7 +67,6 @@ def selection_figure(name: str, analysis: Analysis) -> Figure:
             for layer in range(layers) for head in range(heads)
         ],
         command=analysis.command,
-        wide=len(names) > 2,
     )  # fmt: skip
 
 
@@ -130,7 +128,6 @@ def difference_figure(rows: list[dict[str, Any]], *, name: str, title: str, axis
         header=KIND_COLUMNS,
         rows=[[row[one] for one in KIND_COLUMNS] for row in rows],
         command=command,
-        wide=True,
     )
 
 
@@ -149,7 +146,7 @@ def shown_reach(rows: list[dict[str, Any]]) -> float:
 def position_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
     """A quantity by position, with its interval, and each layer's."""
     rows = analysis.quantities[quantity]["by_position"]
-    places = [max(1, row["least"]) for row in rows]
+    places = range(len(rows))
     layers = range(analysis.content["layers"])
     with canvas(5.0, 3.4) as (figure, axes):
         for layer in layers:
@@ -162,9 +159,8 @@ def position_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
             axes.fill_between(
                 places, [row["low"] for row in rows], [row["high"] for row in rows], color=INK, alpha=0.14, linewidth=0
             )
-        axes.set_xscale("log", base=2)
-        plain_numbers(axes.xaxis)
-        axes.set_xlabel("tokens before, in powers of two")
+        axes.set_xticks(places, [span(row["least"], row["most"]) for row in rows], rotation=45, fontsize=9)
+        axes.set_xlabel("tokens before")
         axes.set_ylabel(AXES[quantity])
         legend(figure, axes)
         svg = finished(figure)

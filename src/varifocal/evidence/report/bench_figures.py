@@ -53,5 +53,4 @@ def bench_figure(bench: AttentionBench, kind: str, names: list[str], what: str, 
         header=("contender", "tokens", "speed" if speed else "peak_megabytes"),
         rows=rows,
         command=command,
-        wide=True,
     )

@@ -25,7 +25,6 @@ class Figure:
     rows: list[list[Cell]]
     command: str
     """What made the numbers."""
-    wide: bool = False
 
     def csv(self) -> str:
         """The numbers as CSV."""

@@ -48,7 +48,6 @@ def curves_figure(curves: dict[str, Curve], baseline: str, command: str) -> Figu
         header=("arm", "tokens", "loss", "low", "high", "seeds"),
         rows=curve_rows(curves),
         command=command,
-        wide=True,
     )
 
 
@@ -71,7 +70,6 @@ def differences_figure(curves: dict[str, Curve], baseline: str, command: str) ->
         header=("arm", "tokens", "difference", "low", "high", "seeds"),
         rows=curve_rows(curves),
         command=command,
-        wide=True,
     )
 
 
@@ -105,7 +103,6 @@ def end_figure(comparison: Comparison, command: str) -> Figure:
         header=("arm", "difference", "low", "high", "p", "p_holm", "seeds"),
         rows=rows,
         command=command,
-        wide=True,
     )
 
 
@@ -127,7 +124,6 @@ def run_figure(run: RunFiles) -> Figure | None:
         header=("tokens", "loss"),
         rows=[[one, loss] for one, loss in run.curve],
         command=run.command,
-        wide=True,
     )
 
 
