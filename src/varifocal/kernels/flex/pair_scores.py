@@ -82,7 +82,7 @@ def pair_score(score: Score, *, head_width: int, queries: int) -> PairScore:
     """A prepared score of the equation, for pairs of `queries` queries a head."""
 
     def for_every_query(numbers: Tensor) -> Tensor:
-        return numbers[:, None].expand(-1, queries)
+        return numbers[:, None].expand(-1, queries).contiguous()
 
     if isinstance(score, Dot):
         return PairScore(score.factor(head_width))
@@ -91,7 +91,7 @@ def pair_score(score: Score, *, head_width: int, queries: int) -> PairScore:
         return ScaledByHead(scale, for_every_query(score.scale))
     assert isinstance(score, PairGate)
     units = tuple(
-        HiddenUnit(query, key, for_every_query(output))
+        HiddenUnit(query.contiguous(), key.contiguous(), for_every_query(output))
         for query, key, output in zip(
             score.queries.unbind(-1), score.keys.unbind(-1), score.output.unbind(-1), strict=True
         )
