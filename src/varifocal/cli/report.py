@@ -44,10 +44,10 @@ def report(
     from varifocal.evidence.report.sources import read_source
 
     require_packages()
+    sources = [read_source(path) for path in paths]
     first = paths[0] if paths[0].is_dir() else paths[0].parent
     out = first / "report.html" if out is None else out
     require_folder(out)
-    sources = [read_source(path) for path in paths]
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     page = make_page(
         sources,
