@@ -24,10 +24,10 @@ OPTIONS = Options(tokenizer="gpt2")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 12 pieces of a megabyte: enough that a signal after the second finds work to interrupt."""
+    """Some 24 pieces of a megabyte: enough that a signal after the second finds work to interrupt."""
     folder = tmp_path_factory.mktemp("source")
     for number in range(2):
-        write_jsonl(folder / f"{number}.jsonl", [text * 40 for text in made_texts(160, seed=number)])
+        write_jsonl(folder / f"{number}.jsonl", [text * 80 for text in made_texts(160, seed=number)])
     return folder
 
 

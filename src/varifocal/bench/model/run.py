@@ -17,7 +17,7 @@ from varifocal.memory import in_own_process
 
 LARGEST_LOGITS = 3 * 2**30
 """Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not asked for."""
-LONG_ROUND = 120.0
+LONG_ROUND = 200.0
 """Seconds of a round of which there is only one."""
 
 
@@ -33,7 +33,7 @@ class Plan:
     layers: int | None = None
     """Fewer layers than the preset's, to try things out."""
     rounds: int = 3
-    """Rounds in which all take turns after a first one to warm up. Where a round takes longer than two minutes, the
+    """Rounds in which all take turns after a first one to warm up. Where a round takes longer than 200 seconds, the
     first one is the only one."""
     memory: bool = True
     decode: int = 16

@@ -27,6 +27,9 @@ def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
     tiles = make_tiles(reading, at_end=at_end, backward=not on_cpu and torch.is_grad_enabled())
     width = reading.q.shape[-1]
     q, k, v = (filled_up(part, on_cpu=on_cpu) for part in (reading.q, reading.k, reading.v))
+    if on_cpu:
+        # Without a backward there, FlexAttention declines what could ask for one, even under torch.no_grad().
+        q, k, v = q.detach(), k.detach(), v.detach()
     run = compiled_for(kind(reading))
     with generating(on_cpu=on_cpu):
         output, logsumexp = run(q, k, v, reading, tiles, not on_cpu)
