@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +57,32 @@ def part(length: int = LENGTH, *, precision: Precision = "float32", **changes: A
     return MicroBatch(rows=1, length=length, precision=precision, **changes)
 
 
+class Kept:
+    """A tensor that autograd holds."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
 def kept_bytes(config: VarifocalConfig) -> int:
     """Bytes of all tensors, parameters apart, that autograd keeps between a forward and a backward pass."""
     torch.manual_seed(0)
     model = VarifocalForCausalLM(config).train()
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     ids = torch.randint(0, config.vocab_size, (1, LENGTH))
-    kept: dict[int, Tensor] = {}
+    # Graphs that were made and used up within the forward pass have let go of theirs.
+    kept: weakref.WeakSet[Kept] = weakref.WeakSet()
 
-    def keep(tensor: Tensor) -> Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in weights:
-            kept[place] = tensor
-        return tensor
+    def keep(tensor: Tensor) -> Kept:
+        one = Kept(tensor)
+        kept.add(one)
+        return one
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(ids, labels=ids, use_cache=False)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one.tensor):
+        output = model(ids, labels=ids, use_cache=False)
+    storages = {one.tensor.untyped_storage().data_ptr(): one.tensor.untyped_storage().nbytes() for one in kept}
+    del output
+    return sum(size for place, size in storages.items() if place not in weights)
 
 
 @native_only

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from varifocal.equations.problem import accumulation_dtype
 
@@ -18,12 +19,19 @@ def project_heads(heads: Tensor, weight: Tensor) -> Tensor:
     """weight_h . heads [B, H, T, P] from heads [B, H, T, D] and weight [H, P, D], in float32 or wider, autocast or not.
 
     NaN counts as 0: where a token is seen its dot product carries the NaN anyway, and where it is padding the NaN
-    must not reach the weight's gradient.
+    must not reach the weight's gradient. The backward pass keeps `heads` as they are, and no copy without NaN.
     """
+
+    def project(heads: Tensor) -> Tensor:
+        heads = heads.masked_fill(heads.isnan(), 0.0)
+        with torch.autocast(heads.device.type, enabled=False):
+            return heads @ weight.to(heads.dtype).mT
+
     heads = wide(heads)
-    heads = heads.masked_fill(heads.isnan(), 0.0)
-    with torch.autocast(heads.device.type, enabled=False):
-        return heads @ weight.to(heads.dtype).mT
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return project(heads)
+    projected: Tensor = checkpoint(project, heads, use_reentrant=False, preserve_rng_state=False)
+    return projected
 
 
 def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:

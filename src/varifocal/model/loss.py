@@ -62,22 +62,25 @@ def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return losses
 
 
-def losses_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each row, float32 [N], and the gradient to its logits, float32 [N, V], which takes their place."""
+def losses_and_shares(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of each row and its share, float32 [N]; float32 logits [N, V] become e, whose softmax is share * e."""
     if logits.device.type == "cpu" and library.why_missing() is None:
-        return cross_entropy_(logits, labels), logits
-    targets = labels[:, None]
+        return cross_entropy_(logits, labels)
     highest = logits.amax(dim=-1, keepdim=True)
-    losses = highest - logits.gather(1, targets)
+    losses = highest - logits.gather(1, labels[:, None])
     total = logits.sub_(highest).exp_().sum(dim=-1, keepdim=True)
     losses += total.log()
-    # Softmax, less 1 at the target.
-    gradient = logits.div_(total).scatter_add_(1, targets, torch.full_like(total, -1.0))
-    return losses[:, 0], gradient
+    return losses[:, 0], 1 / total[:, 0]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Walks over the rows: while the logits of some exist, it takes from them all that is ever needed."""
+    """Walks over the rows: while the logits of some exist, it takes from them all that is ever needed.
+
+    The gradient of a row's logits is share * e - 1[label]. Written out, that would be one more pass over the logits;
+    share and label go into the small sides of the products instead:
+
+        dh = share (e W) - W[label]          dW = e^T (share h), less h at the row of each label
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -90,16 +93,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part = slice(begin, begin + ROWS_AT_A_TIME)
             rows = hidden[part]
             logits = torch.mm(rows, weight.mT, out=product[: len(rows)]).float()
-            losses, gradient = losses_and_gradient(logits, labels[part])
+            losses, shares = losses_and_shares(logits, labels[part])
             loss += losses.sum()
-            gradient = gradient.to(hidden.dtype)
+            exponentials, shares = logits.to(hidden.dtype), shares[:, None]
             if grad_hidden is not None:
-                torch.mm(gradient, weight, out=grad_hidden[part])
+                pulled = torch.mm(exponentials, weight, out=grad_hidden[part])
+                pulled.mul_(shares).sub_(weight[labels[part]])
             if grad_weight is not None:
+                scaled = (rows * shares).to(rows.dtype)
                 if grad_weight.dtype == rows.dtype:
-                    grad_weight.addmm_(gradient.mT, rows)
+                    grad_weight.addmm_(exponentials.mT, scaled)
                 else:
-                    grad_weight += gradient.mT @ rows
+                    grad_weight += exponentials.mT @ scaled
+                grad_weight.index_add_(0, labels[part], rows.to(grad_weight.dtype), alpha=-1)
         ctx.gradients, ctx.weight_dtype = (grad_hidden, grad_weight), weight.dtype
         return loss
 

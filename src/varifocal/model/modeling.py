@@ -26,7 +26,6 @@ from varifocal.model.attention import VarifocalAttention
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
-from varifocal.model.recompute import recomputed
 from varifocal.model.steps import fed_forward, normed
 from varifocal.model.text_layout import TextLayout, lay_out_text
 
@@ -47,11 +46,7 @@ class VarifocalDecoderLayer(GradientCheckpointingLayer):
         """The layer's output [B, T, C], and what its mechanism said."""
         attended = self.self_attn(normed(self.input_layernorm, hidden), rotary, layout, past_key_values)
         hidden = hidden + attended.output
-        return hidden + recomputed(self.feed_forward, hidden), attended
-
-    def feed_forward(self, hidden: Tensor) -> Tensor:
-        """Qwen3's SwiGLU of the normed hidden states [B, T, C]."""
-        return fed_forward(self.mlp, normed(self.post_attention_layernorm, hidden))
+        return hidden + fed_forward(self.mlp, normed(self.post_attention_layernorm, hidden)), attended
 
 
 class VarifocalPreTrainedModel(PreTrainedModel):

@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 def recomputed(step: Callable[..., Any], *inputs: Any) -> Any:
     """step(*inputs), keeping only the inputs for the backward pass, which runs the step once more.
 
-    For norms, rotations and activations: they cost little, and what they keep is most of a layer's memory. So is what
-    projections to a greater width keep for them; to repeat those takes a few percent of a training step. A matrix
+    For norms, rotations and activations: they cost little, and what they keep is most of a layer's memory. A matrix
     product at the end of the step is not repeated, since torch stops as soon as its input is there.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():

@@ -146,9 +146,8 @@ def step_work(config: VarifocalConfig, part: MicroBatch, *, native: bool = False
     layers = config.num_hidden_layers
     head = float(config.vocab_size * config.hidden_size)
     weights = layer_weights(sizes)
-    # Three products for each weight; the projections before a norm or an activation are repeated instead of kept, or
-    # all of them.
-    repeated = weights if part.checkpointing else sizes.stream * (sizes.queries + sizes.keys + 2 * sizes.inner)
+    # Three products for each weight; with checkpointing a layer is computed again, but for its last product.
+    repeated = weights - sizes.stream * sizes.inner if part.checkpointing else 0
     products = 2.0 * tokens * layers * (3 * weights + repeated)
     attention = [attention_work(one, config.head_shape(), part) for one in layer_configs(config)]
     reading, rating, exponentials, traffic, calls = (float(sum(column)) for column in zip(*attention, strict=True))
@@ -178,8 +177,7 @@ def operand_numbers(sizes: LayerSizes, part: MicroBatch) -> int:
     """What the products of a layer read and write for a token."""
     projections = 4 * sizes.stream + 2 * sizes.queries + 2 * sizes.keys
     feed_forward = 3 * sizes.stream + 3 * sizes.inner
-    repeated = 4 * sizes.stream + sizes.queries + sizes.keys + 2 * sizes.inner
-    return 3 * (projections + feed_forward) + (projections + feed_forward if part.checkpointing else repeated)
+    return (projections + feed_forward) * (3 + part.checkpointing)
 
 
 class AttentionWork(NamedTuple):
@@ -346,10 +344,17 @@ def memory_by_part(
 def kept_numbers(config: VarifocalConfig, part: MicroBatch) -> float:
     """Bytes of a token that all layers keep for the backward pass, apart from what mechanisms add."""
     sizes = layer_sizes(config)
-    # The stream before and behind the attention and its norm, in float32, and the norm's narrow copy; queries, keys,
-    # values and outputs; sums of the softmaxes.
-    narrow_copy = part.narrow if part.narrow < 4 else 0
-    layer = sizes.stream * (12.0 + narrow_copy) + part.narrow * 2.0 * (sizes.queries + sizes.keys) + 12.0 * sizes.heads
+    if part.narrow == 4:
+        # The results of two norms; queries, keys, values and outputs; gate and up; sums of the softmaxes; what norms
+        # multiplied by.
+        numbers = 2 * sizes.stream + 2 * (sizes.queries + sizes.keys) + 2 * sizes.inner + 4 * sizes.heads
+        numbers += sizes.heads + config.head_shape().kv_heads + 4
+        layer = 4.0 * numbers
+    else:
+        # The stream before two norms in float32, and a narrow copy for each of five projections; queries and keys
+        # before and behind norm and rotation, values and outputs; gate and up.
+        stream = (8.0 + 5 * part.narrow) * sizes.stream
+        layer = stream + part.narrow * (3.0 * (sizes.queries + sizes.keys) + 2 * sizes.inner) + 12.0 * sizes.heads
     layers: int = config.num_hidden_layers
     return layers * layer + 12.0 * sizes.stream
 
@@ -368,7 +373,7 @@ def kept_by_mechanism(config: MechanismConfig, shape: HeadShape, part: MicroBatc
         case DynamicSparseConfig():
             chosen = chosen_numbers(config.top_k(None), last)
             halves = (heads + shape.kv_heads) * config.rank
-            return 2.0 * number * (queries + keys) + 4.0 * (halves + heads * chosen)
+            return 4.0 * (halves + heads * chosen)
         case ContextAdaptiveConfig():
             chosen = chosen_numbers(config.top_k(), last) if config.reads != "local" else 0
             output = number * queries if config.select == "blocks" else 0
@@ -376,7 +381,7 @@ def kept_by_mechanism(config: MechanismConfig, shape: HeadShape, part: MicroBatc
         case HeadGatedConfig():
             return number * queries + 24.0 * heads
         case SparseGeometricConfig(sparsity="learned"):
-            return 5.0 * 4 * queries + heads * (8.0 * config.hidden + 16)
+            return 4.0 * (4 * queries + keys) + heads * (8.0 * config.hidden + 16)
     return 0.0
 
 

@@ -26,7 +26,7 @@ def runs_natively(*tensors: Tensor) -> bool:
 
 
 def normed(module: nn.Module, x: Tensor) -> Tensor:
-    """x [B, T, C] through a norm of Qwen3's; the backward pass keeps nothing but x."""
+    """x [B, T, C] through a norm of Qwen3's; the backward pass keeps the result, or x where it must."""
     if isinstance(module, Qwen3RMSNorm) and runs_natively(x, module.weight):
         return norm(x, module.weight, module.variance_epsilon)
     result: Tensor = recomputed(module, x)
@@ -50,17 +50,26 @@ def normed_and_rotated(
             norm(x, one.weight, one.variance_epsilon, cosines=cosines, sines=sines).transpose(1, 2)
             for one, x in zip(norms, (q, k), strict=True)
         )  # type: ignore[return-value]
-    rotated: tuple[Tensor, Tensor] = apply_rotary_pos_emb(
-        q_norm(q).transpose(1, 2), k_norm(k).transpose(1, 2), cosines, sines
-    )
+
+    def by_modules(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        turned: tuple[Tensor, Tensor] = apply_rotary_pos_emb(
+            q_norm(q).transpose(1, 2), k_norm(k).transpose(1, 2), cosines, sines
+        )
+        return turned
+
+    # A rotation alone keeps nothing; norms keep a few tensors of q's size.
+    rotated: tuple[Tensor, Tensor] = recomputed(by_modules, q, k) if norms else by_modules(q, k)
     return rotated
 
 
 def fed_forward(module: Qwen3MLP, x: Tensor) -> Tensor:
-    """The normed x [B, T, C] through Qwen3's feed-forward part."""
-    if module.config.hidden_act == "silu" and runs_natively(x, module.gate_proj.weight):
-        x = swiglu(module.gate_proj(x), module.up_proj(x))
-        result: Tensor = module.down_proj(x)
-    else:
-        result = module(x)
+    """The normed x [B, T, C] through Qwen3's feed-forward part; of its inner tensors the backward pass keeps two."""
+    native = module.config.hidden_act == "silu" and runs_natively(x, module.gate_proj.weight)
+
+    def activated(gate: Tensor, up: Tensor) -> Tensor:
+        inner = swiglu(gate, up) if native else module.act_fn(gate) * up
+        projected: Tensor = module.down_proj(inner)
+        return projected
+
+    result: Tensor = recomputed(activated, module.gate_proj(x), module.up_proj(x))
     return result

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -29,6 +33,9 @@ def indexer_divergence(
 ) -> Tensor:
     """Mean over queries and heads of KL(attention || indexer), both as softmax over the keys that are read.
 
+    In the native kernels the gradients are formed together with the divergence: what its attentions would keep for the
+    backward pass is more than all else that a layer keeps.
+
     Args:
         q, k: queries [B, H, T, D] and keys [B, G, S, D]; the attention is the target and gets no gradient.
         indexer: its queries [B, I, T, R] and keys [B, J, S, R].
@@ -41,11 +48,17 @@ def indexer_divergence(
     whole = top_k.select == "blocks"
     queries = ((layout.query_place >= 0).sum() * q.shape[1]).clamp(min=1)
     if backend != "reference" and native_can(q, k, indexer):
-        groups = q.shape[1] // indexer.queries.shape[1]
-        return choice_divergence(
-            q, k, indexer.queries.repeat_interleave(groups, dim=1), indexer.keys, selected,
-            position=layout.position.int(), start=layout.start.int(), block=top_k.block if whole else None,
-        ).sum() / queries  # fmt: skip
+
+        def divergence(index_q: Tensor, index_k: Tensor) -> Tensor:
+            return choice_divergence(
+                q, k, index_q.repeat_interleave(q.shape[1] // index_q.shape[1], dim=1), index_k, selected,
+                position=layout.position.int(), start=layout.start.int(), block=top_k.block if whole else None,
+            ).sum() / queries  # fmt: skip
+
+        if torch.compiler.is_compiling():
+            return divergence(indexer.queries, indexer.keys)
+        formed: Tensor = _FormedAtOnce.apply(divergence, indexer.queries, indexer.keys)  # type: ignore[no-untyped-call]
+        return formed
     keys = with_whole_blocks(selected, top_k.block, layout) if whole else with_own_key(selected, layout)
     total = q.new_zeros(())
     for begin in range(0, q.shape[2], QUERIES_AT_A_TIME):
@@ -60,6 +73,23 @@ def indexer_divergence(
             use_reentrant=False,
         )
     return total / queries
+
+
+class _FormedAtOnce(torch.autograd.Function):
+    """A number that some tensors give, and its gradients to them, of which alone the backward pass knows."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaves = [one.detach().requires_grad_() for one in tensors]
+            value = compute(*leaves)
+            ctx.save_for_backward(*torch.autograd.grad(value, leaves))
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *(one * gradient for one in ctx.saved_tensors))
 
 
 def native_can(q: Tensor, k: Tensor, indexer: Indexer) -> bool:

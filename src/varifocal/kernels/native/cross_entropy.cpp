@@ -1,4 +1,4 @@
-// The cross entropy of rows of logits, which turn into its gradient where they lie.
+// The cross entropy of rows of logits, which turn into their exponentials where they lie.
 #include <math.h>
 
 #include "kernels.hpp"
@@ -50,15 +50,12 @@ int32_t cross_entropy(const vf_cross_entropy &c) {
     for (int64_t i = 0; i < c.rows; i++) {
         float *row = c.logits + i * c.classes, most = highest(row, c.classes);
         if (most != most) {
-            c.losses[i] = NAN;
-            for (int64_t at = 0; at < c.classes; at++) row[at] = NAN;
+            c.losses[i] = NAN, c.shares[i] = NAN;
             continue;
         }
         float target = row[c.labels[i]], sum = exponentials(row, c.classes, most);
         c.losses[i] = (float)(log((double)sum) + ((double)most - (double)target));
-        float share = 1.0f / sum;
-        for (int64_t at = 0; at < c.classes; at++) row[at] *= share;
-        row[c.labels[i]] -= 1.0f;
+        c.shares[i] = 1.0f / sum;
     }
     return VF_OK;
 }

@@ -31,6 +31,17 @@ static void rotate(float *__restrict__ row, const float *__restrict__ cosines, c
     }
 }
 
+// The inverse of `rotate` for halves that turn by the same angle, whose cosines and sines may carry a common factor.
+static void restore(float *__restrict__ to, const float *__restrict__ row, const float *__restrict__ cosines,
+                    const float *__restrict__ sines, int64_t half) {
+    for (int64_t d = 0; d < half; d++) {
+        float low = row[d], high = row[d + half];
+        float shrink = 1.0f / (cosines[d] * cosines[d] + sines[d] * sines[d]);
+        to[d] = (low * cosines[d] + high * sines[d]) * shrink;
+        to[d + half] = (high * cosines[d] - low * sines[d]) * shrink;
+    }
+}
+
 // The transpose of `rotate`.
 static void rotate_back(float *__restrict__ to, const float *__restrict__ row, const float *__restrict__ cosines,
                         const float *__restrict__ sines, int64_t half) {
@@ -49,6 +60,7 @@ int32_t norm_forward(const vf_norm &c) {
             int64_t at = (token * c.heads + head) * c.width;
             const float *x = c.x + at;
             float *out = c.out + at, inverse = inverse_root(x, c);
+            c.inverse[token * c.heads + head] = inverse;
             for (int64_t d = 0; d < c.width; d++) out[d] = c.weight[d] * (x[d] * inverse);
             if (c.cosines) rotate(out, c.cosines + angle, c.sines + angle, c.width / 2);
         }
@@ -56,16 +68,42 @@ int32_t norm_forward(const vf_norm &c) {
     return VF_OK;
 }
 
-// With y = x r, r = 1 / sqrt(mean(x^2) + epsilon) and g = dy w:  dw = sum dy y,  dx = r (g - y mean(g y)).
-static void row_backward(float *__restrict__ grad_x, float *__restrict__ grad_weight, const float *__restrict__ x,
-                         const float *__restrict__ grad, const vf_norm &c) {
-    float inverse = inverse_root(x, c);
-    for (int64_t d = 0; d < c.width; d++) {
-        grad_weight[d] += grad[d] * (x[d] * inverse);
-        grad_x[d] = grad[d] * c.weight[d];
+// y = x r of one row, from x or back from the output; r is returned.
+static float normal_row(float *__restrict__ y, int64_t row, int64_t angle, const vf_norm &c) {
+    int64_t at = row * c.width;
+    if (c.x) {
+        float inverse = inverse_root(c.x + at, c);
+        for (int64_t d = 0; d < c.width; d++) y[d] = c.x[at + d] * inverse;
+        return inverse;
     }
-    float pull = dot(grad_x, x, c.width) * inverse * inverse / (float)c.width;
-    for (int64_t d = 0; d < c.width; d++) grad_x[d] = inverse * (grad_x[d] - x[d] * pull);
+    const float *out = c.out + at;
+    if (c.cosines) {
+        restore(y, out, c.cosines + angle, c.sines + angle, c.width / 2);
+        out = y;
+    }
+    for (int64_t d = 0; d < c.width; d++) y[d] = out[d] / c.weight[d];
+    return c.inverse[row];
+}
+
+// With y = x r, r = 1 / sqrt(mean(x^2) + epsilon) and g = dy w:  dw = sum dy y,  dx = r (g - y mean(g y)).
+// grad_x comes in as y.
+static void row_backward(float *__restrict__ grad_x, float *__restrict__ grad_weight, const float *__restrict__ grad,
+                         float inverse, const vf_norm &c) {
+    Vec sum{};
+    int64_t d = 0;
+    for (; d + LANES <= c.width; d += LANES) {
+        Vec to_weight = load(grad + d) * load(grad_x + d);
+        store(grad_weight + d, load(grad_weight + d) + to_weight);
+        sum += to_weight * load(c.weight + d);
+    }
+    float pull = sum_lanes(sum);
+    for (; d < c.width; d++) {
+        float to_weight = grad[d] * grad_x[d];
+        grad_weight[d] += to_weight;
+        pull = multiply_add(to_weight, c.weight[d], pull);
+    }
+    pull /= (float)c.width;
+    for (d = 0; d < c.width; d++) grad_x[d] = inverse * (grad[d] * c.weight[d] - grad_x[d] * pull);
 }
 
 int32_t norm_backward(const vf_norm_grad &g) {
@@ -78,14 +116,15 @@ int32_t norm_backward(const vf_norm_grad &g) {
         for (int64_t token = c.tokens * part / g.parts; token < c.tokens * (part + 1) / g.parts; token++) {
             int64_t angle = c.cosines ? token % c.angles * c.width : 0;
             for (int64_t head = 0; head < c.heads; head++) {
-                int64_t at = (token * c.heads + head) * c.width;
-                const float *x = c.x + at, *grad = g.grad_out + at;
+                int64_t row = token * c.heads + head, at = row * c.width;
+                const float *grad = g.grad_out + at;
+                float inverse = normal_row(g.grad_x + at, row, angle, c);
                 float turned[VF_MAX_ROTATED];
                 if (c.cosines) {
                     rotate_back(turned, grad, c.cosines + angle, c.sines + angle, c.width / 2);
                     grad = turned;
                 }
-                row_backward(g.grad_x + at, grad_weight, x, grad, c);
+                row_backward(g.grad_x + at, grad_weight, grad, inverse, c);
             }
         }
     }

@@ -19,7 +19,7 @@ class _Call(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("tokens", "heads", "width", "angles")],
         ("threads", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
-        *[(name, ctypes.c_void_p) for name in ("x", "weight", "cosines", "sines", "out")],
+        *[(name, ctypes.c_void_p) for name in ("x", "weight", "cosines", "sines", "out", "inverse")],
     ]
 
 
@@ -41,6 +41,9 @@ def norm(
         weight: float32 [C] or [D].
         epsilon: added to the mean square.
         cosines, sines: float32 [B or 1, T, D], or None.
+
+    The backward pass works from the result, which whatever comes next keeps anyway, wherever x can be had back from it;
+    x itself is kept where it cannot: weights near 0, or very uneven ones.
     """
     result: Tensor = _Norm.apply(x, weight, epsilon, cosines, sines)  # type: ignore[no-untyped-call]
     return result
@@ -54,22 +57,27 @@ class _Norm(torch.autograd.Function):
         x, weight = x.contiguous(), weight.contiguous()
         if cosines is not None and sines is not None:
             cosines, sines = cosines.contiguous(), sines.contiguous()
-        ctx.save_for_backward(x, weight, cosines, sines)
-        ctx.epsilon = epsilon
-        out = torch.empty_like(x)
-        call = _call(x, weight, epsilon, cosines, sines)
-        call.out = out.data_ptr()
+        out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1])
+        call = _call(out, inverse, weight, epsilon, cosines, sines)
+        call.x = x.data_ptr()
         library.check(library.library().vf_norm_forward(library.target(), ctypes.byref(call)), "norm")
+        ctx.epsilon = epsilon
+        if any(ctx.needs_input_grad):
+            ctx.restores = bool(library.library().vf_norm_restorable(ctypes.byref(call)))
+            ctx.save_for_backward(out if ctx.restores else x, inverse, weight, cosines, sines)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        x, weight, cosines, sines = ctx.saved_tensors
-        grad_out, grad_x = grad_out.contiguous(), torch.empty_like(x)
+        kept, inverse, weight, cosines, sines = ctx.saved_tensors
+        grad_out, grad_x = grad_out.contiguous(), torch.empty_like(kept)
         grad_weight = weight.new_empty(PARTS, len(weight))
+        forward = _call(kept, inverse, weight, ctx.epsilon, cosines, sines)
+        if not ctx.restores:
+            forward.x = kept.data_ptr()
         call = _GradCall(
-            forward=_call(x, weight, ctx.epsilon, cosines, sines),
+            forward=forward,
             parts=PARTS,
             grad_out=grad_out.data_ptr(),
             grad_x=grad_x.data_ptr(),
@@ -79,16 +87,19 @@ class _Norm(torch.autograd.Function):
         return grad_x, grad_weight.sum(dim=0), None, None, None
 
 
-def _call(x: Tensor, weight: Tensor, epsilon: float, cosines: Tensor | None, sines: Tensor | None) -> _Call:
+def _call(
+    out: Tensor, inverse: Tensor, weight: Tensor, epsilon: float, cosines: Tensor | None, sines: Tensor | None
+) -> _Call:
     return _Call(
-        tokens=x.shape[0] * x.shape[1],
-        heads=x.shape[2] if x.dim() == 4 else 1,
-        width=x.shape[-1],
+        tokens=out.shape[0] * out.shape[1],
+        heads=out.shape[2] if out.dim() == 4 else 1,
+        width=out.shape[-1],
         angles=0 if cosines is None else cosines.shape[0] * cosines.shape[1],
         threads=torch.get_num_threads(),
         epsilon=epsilon,
-        x=x.data_ptr(),
         weight=weight.data_ptr(),
         cosines=pointer(cosines),
         sines=pointer(sines),
+        out=out.data_ptr(),
+        inverse=inverse.data_ptr(),
     )

@@ -215,10 +215,11 @@ typedef struct vf_norm {
     const float *weight;          /* [width] */
     const float *cosines, *sines; /* [angles, width], or null: not rotated */
     float *out;                   /* [tokens, heads, width] */
+    float *inverse;               /* [tokens, heads]: 1 / sqrt(mean(x^2) + epsilon) */
 } vf_norm;
 
 typedef struct vf_norm_grad {
-    vf_norm forward; /* its out is not read */
+    vf_norm forward; /* with x, or where that is null, with out and inverse: see vf_norm_restorable */
     int64_t parts;
     const float *grad_out; /* [tokens, heads, width] */
     float *grad_x;         /* [tokens, heads, width] */
@@ -239,15 +240,22 @@ typedef struct vf_swiglu_grad {
     float *grad_gate, *grad_up;
 } vf_swiglu_grad;
 
-/* losses = log(sum(exp(logits))) - logits[label] of each row; the logits become the gradient of their row's loss. */
+/* losses = log(sum(exp(logits))) - logits[label] of each row. The logits become e = exp(logits - the row's largest), and
+ * share = 1 / sum(e), so that softmax = share * e: whoever multiplies by it next can scale what is smaller. A row
+ * with NaN or infinity has both NaN, and logits of no use. */
 typedef struct vf_cross_entropy {
     int64_t rows, classes;
     int32_t threads;
     float *logits;         /* [rows, classes] */
     const int64_t *labels; /* [rows] */
     float *losses;         /* [rows] */
+    float *shares;         /* [rows] */
 } vf_cross_entropy;
 
+/* 1 if x can be had back from out and inverse without loss that matters, else 0; reads weight, cosines and sines.
+ * No weight may be near 0; of a rotated pair both must turn by the same angle and have weights of like size, or the
+ * larger one's rounding drowns the smaller one. */
+VF_API int32_t vf_norm_restorable(const vf_norm *call);
 VF_API int32_t vf_norm_forward(int32_t target, const vf_norm *call);
 VF_API int32_t vf_norm_backward(int32_t target, const vf_norm_grad *call);
 VF_API int32_t vf_swiglu_forward(int32_t target, const vf_swiglu *call);
