@@ -9,7 +9,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from tests.model.models import VARIANTS, VOCABULARY, small_model
+from varifocal.attention import segment_summaries
 from varifocal.attention.mechanisms.base import RankedBlocks
+from varifocal.kernels.native.combiner import summarize_full
 from varifocal.model.growing_cache import GrowingLayer
 
 BLOCKS = ["context_adaptive blocks", "dynamic_sparse blocks"]
@@ -103,7 +105,28 @@ def test_model_decodes_with_kept_means(variant: str, monkeypatch: pytest.MonkeyP
     assert all(isinstance(layer, GrowingLayer) for layer in cache.layers)
 
 
-@pytest.mark.parametrize("variant", ["dense", *BLOCKS])
+def test_combiner_decodes_with_kept_summaries_and_reads_each_segment_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = small_model("combiner"), tokens(2, 24)
+    read: list[int] = []
+    original = summarize_full
+
+    def counted(queries: Tensor, k: Tensor, v: Tensor, *, length: int) -> tuple[Tensor, Tensor]:
+        read.append(k.shape[2])
+        return original(queries, k, v, length=length)
+
+    monkeypatch.setattr(segment_summaries, "summarize_full", counted)
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        cache = DynamicCache()
+        parts = [
+            model(input_ids=part, past_key_values=cache).logits for part in torch.split(ids, [2, 9, *[1] * 13], dim=1)
+        ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+    # Segments of 4 in 2 layers: two are complete after 11 tokens, then one at 12, 16, 20 and 24.
+    assert read == [8, 8, *[4] * 8]
+
+
+@pytest.mark.parametrize("variant", ["dense", "combiner", *BLOCKS])
 def test_text_goes_on_after_a_crop_as_if_the_tokens_had_never_been(variant: str) -> None:
     model, ids = small_model(variant), tokens(1, 22)
     other = torch.cat((ids[:, :15], tokens(1, 7, seed=8)), dim=1)

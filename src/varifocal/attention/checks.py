@@ -96,6 +96,8 @@ def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int
                 check_indexer(q, member.indexer, sizes)
             if isinstance(member, TopK) and member.pooled is not None:
                 check_tensor("TopK.pooled", member.pooled, "B---", sizes, like=q)
+            if isinstance(member, Segments) and member.summaries is not None:
+                check_tensor("Segments.summaries", member.summaries, "BH--", sizes, like=q)
 
 
 def check_indexer(q: Tensor, indexer: Indexer, sizes: dict[str, int]) -> None:

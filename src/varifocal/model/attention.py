@@ -7,9 +7,9 @@ from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from varifocal.attention.mechanisms import MechanismOutput, make_mechanism
-from varifocal.model.cache import update_cache
+from varifocal.model.cache import CachedKeys, update_cache
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.growing_cache import let_grow, pooled_means
+from varifocal.model.growing_cache import kept_pools, let_grow
 from varifocal.model.steps import normed_and_rotated
 from varifocal.model.text_layout import TextLayout
 
@@ -44,16 +44,15 @@ class VarifocalAttention(Qwen3Attention):
         v = self.by_head(self.v_proj(x)).transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
-        memory = None
+        memory, pooled = None, None
         if cache is not None:
             memory = self.mechanism.remember(x, q, k)
             let_grow(cache, self.layer_idx)
             k, v, memory = update_cache(cache, self.layer_idx, k, v, memory=memory, total=layout.total)
         documents = layout.documents_of_last(k.shape[2])
-        pooled = None
         if cache is not None:
-            ranked = self.mechanism.ranked_blocks(k, memory)
-            pooled = pooled_means(cache, self.layer_idx, ranked, new=x.shape[1], documents=documents)
+            cached = CachedKeys(k, v, memory)
+            pooled = kept_pools(cache, self.layer_idx, self.mechanism, cached, new=x.shape[1], documents=documents)
         attended = self.mechanism(x, q, k, v, memory=memory, documents=documents, pooled=pooled)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
         output = self.o_proj(attended.output.transpose(1, 2).flatten(2))

@@ -1,4 +1,4 @@
-"""A cache layer with room to grow: a token costs no copy of the cache, and means of blocks are kept beside the keys."""
+"""A cache layer with room to grow: a token costs no copy of the cache, and means or summaries stand beside the keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from varifocal.attention.mechanisms.base import RankedBlocks
+from varifocal.attention.mechanisms import Mechanism
+from varifocal.attention.mechanisms.base import RankedBlocks, SummarizedSegments
 from varifocal.attention.pooled_keys import PooledKeys
+from varifocal.attention.segment_summaries import SegmentSummaries
+from varifocal.model.cache import CachedKeys
 
 LEAST_ROOM = 64
 """Tokens of room that a layer has at least."""
@@ -30,7 +33,9 @@ class GrowingLayer(DynamicLayer):
         super().__init__()
         self.rooms: tuple[Tensor, Tensor] | None = None
         self.pooled: PooledKeys | None = None
+        self.summaries: SegmentSummaries | None = None
         self.pooled_length = 0
+        """Tokens that `pooled` or `summaries` have taken in; a layer has at most one of them."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add tokens, and give all of them."""
@@ -79,9 +84,18 @@ class GrowingLayer(DynamicLayer):
         self.pooled, self.pooled_length = store, length
         return store.means
 
+    def summarized(self, segments: SummarizedSegments, *, new: int) -> Tensor | None:
+        """The summaries of all complete segments, the last `new` of whose tokens have just arrived; None for none."""
+        length = segments.keys.shape[2]
+        if self.summaries is None or self.pooled_length != length - new:
+            self.summaries = SegmentSummaries(length=segments.length)
+        self.summaries.update(segments.queries, segments.keys, segments.values)
+        self.pooled_length = length
+        return self.summaries.rows
+
     def forget_means(self) -> None:
-        """Other rows, or fewer tokens: the means are made anew when they are next asked for."""
-        self.pooled, self.pooled_length = None, 0
+        """Other rows, or fewer tokens: means and summaries are made anew when they are next asked for."""
+        self.pooled, self.summaries, self.pooled_length = None, None, 0
 
     def reset(self) -> None:
         self.rooms = None
@@ -125,13 +139,19 @@ def let_grow(cache: Cache, layer: int) -> None:
         cache.layers[layer] = GrowingLayer()
 
 
-def pooled_means(
-    cache: Cache, layer: int, ranked: RankedBlocks | None, *, new: int, documents: Tensor | None
+def kept_pools(
+    cache: Cache, layer: int, mechanism: Mechanism[Any], cached: CachedKeys, *, new: int, documents: Tensor | None
 ) -> Tensor | None:
-    """The means of the blocks that a layer ranks, if its cache keeps them; None lets the kernel pool all keys."""
+    """What a layer's cache keeps of blocks of keys for its mechanism: means or summaries.
+
+    None lets the kernel make them of all keys: another kind of cache or device, or gradients that have to flow.
+    """
     kept = cache.layers[layer]
-    if ranked is None or not isinstance(kept, GrowingLayer) or ranked.keys.device.type != "cpu":
+    k, v, memory = cached
+    if not isinstance(kept, GrowingLayer) or k.device.type != "cpu" or (torch.is_grad_enabled() and k.requires_grad):
         return None
-    if torch.is_grad_enabled() and ranked.keys.requires_grad:
-        return None
-    return kept.means(ranked, new=new, documents=documents)
+    ranked = mechanism.ranked_blocks(k, memory)
+    if ranked is not None:
+        return kept.means(ranked, new=new, documents=documents)
+    segments = mechanism.summarized_segments(k, v, memory)
+    return None if segments is None or documents is not None else kept.summarized(segments, new=new)

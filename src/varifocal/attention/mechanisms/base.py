@@ -63,6 +63,19 @@ class RankedBlocks(NamedTuple):
     """Keys in a block."""
 
 
+class SummarizedSegments(NamedTuple):
+    """What summaries of segments are made of."""
+
+    queries: Tensor
+    """[B, H, S, D]."""
+    keys: Tensor
+    """[B, G, S, D]."""
+    values: Tensor
+    """[B, G, S, D]."""
+    length: int
+    """Keys in a segment."""
+
+
 class Call(NamedTuple):
     """The arguments of one forward pass, as a mechanism sees them."""
 
@@ -76,7 +89,7 @@ class Call(NamedTuple):
     documents: Tensor | None
     positions: Tensor | None
     pooled: Tensor | None
-    """[B, *, N, F]: the mean of what is ranked in each block of keys, if a cache kept it."""
+    """[B, *, N, F]: what a cache kept of each block of keys: the mean of what is ranked, or a summary."""
     backend: str
 
     def attend(self, branches: Branch | tuple[Branch, ...], **options: Any) -> Attended:
@@ -141,6 +154,10 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         """
         return None
 
+    def summarized_segments(self, k: Tensor, v: Tensor, memory: Tensor | None) -> SummarizedSegments | None:
+        """What a cache may summarize while it decodes; None if nothing is read in summary. Arguments as above."""
+        return None
+
     def focus(self, call: Call) -> MechanismOutput:
         """Choose branches, weights and score, and attend."""
         raise NotImplementedError
@@ -168,7 +185,8 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             memory: [B, *, S, F], `remember` of all S keys; None if the call holds every key's x and q (T = S).
             documents: integers [B, S], as in attend.
             positions: integers [T] or [B, T], as in attend.
-            pooled: [B, *, N, F], the means of `ranked_blocks` as `PooledKeys` keeps them. They save work, nothing else.
+            pooled: [B, *, N, F], the means of `ranked_blocks` as `PooledKeys` keeps them, or the summaries of
+                `summarized_segments` as `SegmentSummaries` does. They save work, nothing else.
             backend: as in attend.
         """
         self.check(x, q, k)

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, MechanismOutput
+from varifocal.attention.mechanisms.base import (
+    Call,
+    Mechanism,
+    MechanismConfig,
+    MechanismOutput,
+    SummarizedSegments,
+)
 from varifocal.equations.branches import Segments
 from varifocal.equations.branches.base import require_at_least
 
@@ -31,5 +37,9 @@ class Combiner(Mechanism[CombinerConfig]):
         """The queries [B, H, T, D]: a segment's summary is what its pooled queries read."""
         return q
 
+    def summarized_segments(self, k: Tensor, v: Tensor, memory: Tensor | None) -> SummarizedSegments | None:
+        return None if memory is None else SummarizedSegments(memory, k, v, self.config.segment)
+
     def focus(self, call: Call) -> MechanismOutput:
-        return MechanismOutput(call.attend(Segments(self.config.segment, queries=self.needed_memory(call))).output)
+        branch = Segments(self.config.segment, queries=self.needed_memory(call), summaries=call.pooled)
+        return MechanismOutput(call.attend(branch).output)

@@ -22,6 +22,10 @@ class Segments(Branch):
     """Keys in a segment."""
     queries: Tensor | None = None
     """[B, H, S, D]: the queries that stood at each key. None: the call's own queries, one for each key."""
+    summaries: Tensor | None = None
+    """[B, H, N, 2 D]: summary key and value of the complete segments of a text that is one document, as
+    `SegmentSummaries` keeps them while decoding. They change nothing but the work: a backend may read them in place of
+    all keys."""
 
     def __post_init__(self) -> None:
         require_at_least("segment length", self.length, 1)

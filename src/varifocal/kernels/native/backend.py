@@ -79,6 +79,7 @@ def attend_native(problem: Problem) -> Attended:
             output, logsumexp[number] = attend_segments(
                 problem.q, problem.k, problem.v,
                 queries=branch.queries, length=branch.length, layout=problem.layout, scale=call.scale,
+                summaries=branch.summaries,
             )  # fmt: skip
             parts.append(output if weight is None else output * weight[..., None].to(output.dtype))
     if windows:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varifocal.equations.layout import Layout
+from varifocal.equations.layout import Layout, make_layout
 from varifocal.kernels.native.arguments import needs_backward, scale_per_head
 from varifocal.kernels.native.mixture import (
     CAUSAL,
@@ -55,10 +55,15 @@ def attend_segments(
     length: int,
     layout: Layout,
     scale: Tensor | float,
+    summaries: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, D] and log-sum-exp [B, H, T] (detached) of the branch Segments(length, queries)."""
+    """Output [B, H, T, D] and log-sum-exp [B, H, T] (detached) of the branch Segments(length, queries, summaries)."""
     segments = cut(layout, length)
     tensors = (q, k, v, queries, scale_per_head(scale, q))
+    if summaries is not None and layout.one_document and not needs_backward(*tensors):
+        summary_key, summary_value = summaries.tensor_split(2, dim=-1)
+        output, lse, *_ = read(q, k, v, summary_key, summary_value, tensors[-1], segments, save=False)
+        return output, lse[..., 0]
     aligned = layout.one_document and segments.filled.shape[1] * length == layout.keys
     output, lse, *_ = _forward(*tensors, *segments, aligned, needs_backward(*tensors))
     return output, lse
@@ -111,14 +116,30 @@ def _forward(
     `aligned` if segment n begins at key n L in every row and all are full.
     """
     segments = Segmented(first, filled, position, start, far_position, far_start)
-    summary_key, summary_value = summarize(q if queries is None else queries, k, v, scale, segments, aligned)
+    summaries = summarize(q if queries is None else queries, k, v, scale, segments, aligned)
+    output, lse, norms, part_lse = read(q, k, v, *summaries, scale, segments, save=save)
+    kept = (torch.stack(norms), torch.stack(part_lse)) if save else (lse.new_empty(0),) * 2
+    return output, lse[..., 0], kept[0], kept[1].clone()
+
+
+def read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    summary_key: Tensor,
+    summary_value: Tensor,
+    scale: Tensor,
+    segments: Segmented,
+    *,
+    save: bool,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Output [B, H, T, D] and lse [B, H, T, 1] of both parts as one softmax, then the norms and lse of each part."""
     near, near_lse, near_norm, _ = mixture_forward(*_near(q, k, v, scale, segments), save)
     far, far_lse, far_norm, _ = mixture_forward(*_far(q, summary_key, summary_value, scale, segments), save)
     lse = torch.logaddexp(near_lse, far_lse)
     output = near.mul_(_share(near_lse, lse).to(near.dtype))
     output.add_(far.mul_(_share(far_lse, lse).to(far.dtype)))
-    kept = (torch.stack((near_norm, far_norm)), torch.stack((near_lse, far_lse))) if save else (lse.new_empty(0),) * 2
-    return output, lse[..., 0], kept[0], kept[1].clone()
+    return output, lse, (near_norm, far_norm), (near_lse, far_lse)
 
 
 @_forward.register_fake
@@ -195,6 +216,13 @@ def summarize(
         key[:, head.number] = head.summary_k[:, None].to(k.dtype)
         value[:, head.number] = torch.einsum("brnl,bnld->brnd", head.probabilities, head.v).to(v.dtype)
     return key.flatten(1, 2), value.flatten(1, 2)
+
+
+def summarize_full(queries: Tensor, k: Tensor, v: Tensor, *, length: int) -> tuple[Tensor, Tensor]:
+    """The same of queries [B, H, N L, D], keys and values [B, G, N L, D] that are nothing but whole segments."""
+    batch, _, keys, _ = k.shape
+    layout = make_layout(batch=batch, queries=keys, keys=keys, documents=None, positions=None, device=k.device)
+    return summarize(queries, k, v, scale_per_head(None, queries), cut(layout, length), True)
 
 
 def by_segment(part: Tensor, segments: Segmented, aligned: bool) -> Tensor:
