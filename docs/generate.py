@@ -24,7 +24,9 @@ from varifocal.evidence.comparison_tables import (
     loss_table,
     recall_table,
     scaled_down,
+    signed,
     verdicts,
+    with_interval,
 )
 from varifocal.evidence.data_bench import read_data_bench, reading_table
 from varifocal.evidence.model_bench import model_table, read_model_bench
@@ -164,6 +166,27 @@ def model_bench(files: list[Path]) -> str:
     return "\n\n".join(parts)
 
 
+def summary(bench: dict[str, Any], comparison: Comparison) -> str:
+    """One line for each mechanism: what a training step costs against Hugging Face's, and the loss against dense."""
+    rows = {row["name"]: row for row in bench["rows"] if row["pass"] == "training"}
+    (length,) = {row["length"] for row in rows.values()}
+    losses = {result.name: result for result in comparison.results}
+    table = [["", "speed", "memory", "validation loss", f"against {comparison.baseline}"]]
+    for name, row in rows.items():
+        result = losses.get(name.removesuffix(" exact"))
+        memory = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}x"
+        told = ["", ""] if result is None else [with_interval(result.validation_loss), signed(result.difference)]
+        table.append([name, f"{row['speedup']:.2f}x", memory, *told])
+    seeds = max(len(result.seeds) for result in comparison.results)
+    return "\n\n".join([
+        markdown(table),
+        f"Speed and memory: a training step of {bench['preset']} at {length} tokens against Hugging Face's Qwen3 with SDPA on the "
+        f"same weights, on {bench['environment']['processor']}: `{bench['environment']['command']}`. Losses: a small "
+        f"model on FineWeb, same data and budget, {seeds} seeds, ± half of the 95 % interval, differences paired by seed; an "
+        f"interval that holds 0 shows no difference: `{comparison.content['environment']['command']}`.",
+    ])  # fmt: skip
+
+
 def plan_check(content: dict[str, Any]) -> str:
     """Errors of the cost model by preset, and every step behind them."""
     shared = content["environment"]
@@ -240,6 +263,9 @@ def main() -> None:
     measured = TOP / "results/attention_bench.json"
     if measured.exists():
         filled = fill(filled, "performance", performance(read_attention_bench(measured)))
+    whole, compared = TOP / "results/model_bench_2048.json", TOP / "results/fineweb/comparison.json"
+    if whole.exists() and compared.exists():
+        filled = fill(filled, "results", summary(read_model_bench(whole), read_comparison(compared)))
     log = TOP / "EXPERIMENTS.md"
     told = log.read_text(encoding="utf-8")
     for block, content in experiments(TOP / "results").items():
