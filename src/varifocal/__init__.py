@@ -16,6 +16,7 @@ from varifocal.attention.mechanisms import (
     make_mechanism,
 )
 from varifocal.attention.pooled_keys import PooledKeys
+from varifocal.attention.segment_summaries import SegmentSummaries
 from varifocal.equations.branches import (
     Branch,
     Causal,
