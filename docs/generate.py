@@ -175,16 +175,17 @@ def summary(bench: dict[str, Any], comparison: Comparison) -> str:
     for name, row in rows.items():
         result = losses.get(name.removesuffix(" exact"))
         memory = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}x"
-        told = ["", ""] if result is None else [with_interval(result.validation_loss), signed(result.difference)]
-        table.append([name, f"{row['speedup']:.2f}x", memory, *told])
+        loss = ["", ""] if result is None else [with_interval(result.validation_loss), signed(result.difference)]
+        table.append([name, f"{row['speedup']:.2f}x", memory, *loss])
     seeds = max(len(result.seeds) for result in comparison.results)
-    return "\n\n".join([
-        markdown(table),
-        f"Speed and memory: a training step of {bench['preset']} at {length} tokens against Hugging Face's Qwen3 with SDPA on the "
-        f"same weights, on {bench['environment']['processor']}: `{bench['environment']['command']}`. Losses: a small "
-        f"model on FineWeb, same data and budget, {seeds} seeds, ± half of the 95 % interval, differences paired by seed; an "
-        f"interval that holds 0 shows no difference: `{comparison.content['environment']['command']}`.",
-    ])  # fmt: skip
+    step, compared = bench["environment"], comparison.content["environment"]["command"]
+    told = (
+        f"Speed and memory: a training step of {bench['preset']} at {length} tokens against Hugging Face's Qwen3 with "
+        f"SDPA on the same weights, on {step['processor']}: `{step['command']}`. Losses: a small model on FineWeb, "
+        f"same data and budget, {seeds} seeds, ± half of the 95 % interval, differences paired by seed; an interval that "
+        f"holds 0 shows no difference: `{compared}`."
+    )
+    return f"{markdown(table)}\n\n{told}"
 
 
 def plan_check(content: dict[str, Any]) -> str:

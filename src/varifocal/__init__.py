@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 __all__ = [
     "MECHANISMS", "Attended", "Branch", "Causal", "Dot", "FixedBranch", "Gate", "GateConfig", "GateStatistics",
     "HeadScale", "HeadShape", "Indexer", "Mechanism", "MechanismConfig", "MechanismOutput", "PairGate",
-    "PooledKeys", "Prefix", "RandomBlocks", "Score", "Segments", "SoftWindow", "Strided", "TopK", "Window",
+    "PooledKeys", "Prefix", "RandomBlocks", "Score", "SegmentSummaries",
+    "Segments", "SoftWindow", "Strided", "TopK", "Window",
     "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "make_mechanism", "set_gate_warmth",
 ]  # fmt: skip
