@@ -97,7 +97,18 @@ def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int
             if isinstance(member, TopK) and member.pooled is not None:
                 check_tensor("TopK.pooled", member.pooled, "B---", sizes, like=q)
             if isinstance(member, Segments) and member.summaries is not None:
-                check_tensor("Segments.summaries", member.summaries, "BH--", sizes, like=q)
+                check_summaries(q, member.summaries, member.length, sizes)
+
+
+def check_summaries(q: Tensor, summaries: Tensor, length: int, sizes: dict[str, int]) -> None:
+    """Summaries [B, H, N, 2 D] of all segments before the last one that begins."""
+    check_tensor("Segments.summaries", summaries, "BH--", sizes, like=q)
+    least = max(sizes["S"] - 1, 0) // length
+    if summaries.shape[2] < least or summaries.shape[3] != 2 * sizes["D"]:
+        raise ValueError(
+            f"Segments.summaries must be [B, H, N, {2 * sizes['D']}] with N at least {least} for {sizes['S']} keys in "
+            f"segments of {length}, got {shape(summaries)}"
+        )
 
 
 def check_indexer(q: Tensor, indexer: Indexer, sizes: dict[str, int]) -> None:
