@@ -60,7 +60,11 @@ def start(source: Path, out: Path) -> subprocess.Popen[bytes]:
     program = "from varifocal.cli.main import run; run()"
     arguments = ["data", "prepare", str(source), str(out), "--tokenizer", "gpt2", "--workers", "2"]
     return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", program, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A shell starts background jobs with SIGINT ignored, and whoever is started with that never hears of it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

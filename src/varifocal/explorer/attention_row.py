@@ -40,7 +40,7 @@ def attention_row(model: VarifocalForCausalLM, reading: Reading, *, layer: int, 
     hidden = reading.inputs[layer][None, :keys]
     x = block.input_layernorm(hidden)
     rotary = model.model.rotary_emb(hidden, torch.arange(keys, device=hidden.device)[None])
-    q, k = attention.queries_and_keys(x, *rotary)
+    q, k = attention.queries_and_keys(x, rotary)
     memory = mechanism.remember(x, q, k)
     width, x, q = q.shape[-1], x[:, -1:], q[:, :, -1:]
     at_once = max(1, min(MOST_ROWS, MOST_NUMBERS // k.numel()))

@@ -39,8 +39,7 @@ class VarifocalAttention(Qwen3Attention):
             layout: where the tokens stand.
             cache: takes their keys and values, if it is not None.
         """
-        q, k = self.by_head(self.q_proj(x)), self.by_head(self.k_proj(x))
-        q, k = normed_and_rotated(self.q_norm, self.k_norm, q, k, rotary)  # [B, H, T, D] and [B, G, T, D]
+        q, k = self.queries_and_keys(x, rotary)  # [B, H, T, D] and [B, G, T, D]
         v = self.by_head(self.v_proj(x)).transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
@@ -61,3 +60,8 @@ class VarifocalAttention(Qwen3Attention):
     def by_head(self, projected: Tensor) -> Tensor:
         """[B, T, * D] as [B, T, *, D]."""
         return projected.view(*projected.shape[:2], -1, self.head_dim)
+
+    def queries_and_keys(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""
+        q, k = self.by_head(self.q_proj(x)), self.by_head(self.k_proj(x))
+        return normed_and_rotated(self.q_norm, self.k_norm, q, k, rotary)
