@@ -181,7 +181,8 @@ def summary(bench: dict[str, Any], comparison: Comparison) -> str:
     step, compared = bench["environment"], comparison.content["environment"]["command"]
     told = (
         f"Speed and memory: a training step of {bench['preset']} at {length} tokens against Hugging Face's Qwen3 with "
-        f"SDPA on the same weights, on {step['processor']}: `{step['command']}`. Losses: a small model on FineWeb, "
+        f"SDPA on the same weights, on {step['processor']}: `{step['command']}`, "
+        f"memory by `--memory-of` that file. Losses: a small model on FineWeb, "
         f"same data and budget, {seeds} seeds, ± half of the 95 % interval, differences paired by seed; an interval "
         f"that holds 0 shows no difference: `{compared}`."
     )
