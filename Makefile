@@ -21,7 +21,7 @@ test: setup lint types unit sanitize
 
 setup: .venv/installed
 
-NATIVE := CMakeLists.txt $(wildcard src/varifocal/kernels/native/*.cpp src/varifocal/kernels/native/*.h*)
+NATIVE := CMakeLists.txt $(shell find csrc -type f)
 
 .venv/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "varifocal needs Python 3.11 or newer")'
@@ -48,7 +48,7 @@ sanitize: setup
 	$(BIN)/cmake --build $(SANITIZED) --parallel 2 > /dev/null
 	VARIFOCAL_LIBRARY=$(CURDIR)/$(SANITIZED)/libvarifocal.so ASAN_OPTIONS=detect_leaks=0 \
 	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
-	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/model/test_steps.py -k "accurate or test_steps"
+	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_steps.py -k "accurate or test_steps"
 
 # What is measured, and the README's tables and pictures from it. Wants a quiet machine and twenty minutes. Peers of the
 # benchmark take part if they are installed: pip install --no-deps local-attention x-transformers entmax einops einx loguru

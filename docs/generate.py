@@ -15,10 +15,12 @@ from matplotlib import pyplot
 from torch import Tensor
 
 from varifocal import MECHANISMS, HeadShape, make_mechanism
-from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
-from varifocal.evidence.attention_bench_plot import plot_attention_bench
-from varifocal.evidence.comparison import Comparison, read_comparison
-from varifocal.evidence.comparison_tables import (
+from varifocal.plan.hardware import find_gpu
+from varifocal.plan.paper_order import order_checks
+from varifocal.plan.paper_plan import WAYS, paper_predictions
+from varifocal.report.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
+from varifocal.report.attention_bench_plot import plot_attention_bench
+from varifocal.report.comparison_tables import (
     cost_legend,
     cost_table,
     loss_table,
@@ -28,14 +30,12 @@ from varifocal.evidence.comparison_tables import (
     verdicts,
     with_interval,
 )
-from varifocal.evidence.data_bench import read_data_bench, reading_table
-from varifocal.evidence.model_bench import model_table, read_model_bench
-from varifocal.evidence.paper_order import order_checks
-from varifocal.evidence.papers import paper_tables
-from varifocal.evidence.plan_check import error_table, plan_table, read_plan_check
-from varifocal.evidence.retrofit import read_retrofit, retrofit_table
-from varifocal.model.hardware import find_gpu
-from varifocal.model.paper_plan import WAYS, paper_predictions
+from varifocal.report.data_bench import read_data_bench, reading_table
+from varifocal.report.model_bench import model_table, read_model_bench
+from varifocal.report.plan_check import error_table, plan_table, read_plan_check
+from varifocal.report.retrofit import read_retrofit, retrofit_table
+from varifocal.results.papers import paper_tables
+from varifocal.statistics.comparison import Comparison, read_comparison
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96

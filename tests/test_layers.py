@@ -13,17 +13,19 @@ import varifocal
 
 PACKAGE = Path(varifocal.__file__).parent
 LAYERS = (
-    *("equations", "kernels", "attention", "model", "data", "training", "bench", "evidence", "analysis", "explorer"),
-    "cli",
+    *("results", "statistics", "equations", "kernels", "attention", "model", "retrofit", "data", "training"),
+    *("experiments", "plan", "bench", "analysis", "report", "explorer", "cli"),
 )
 """From the ground up."""
 
 ALLOWED: dict[str, set[str]] = {layer: set(LAYERS[: number + 1]) for number, layer in enumerate(LAYERS)}
 ALLOWED["data"] = {"data"}
-ALLOWED["evidence"] = {"evidence"}
-ALLOWED["explorer"] = {"explorer", "root", "equations", "kernels", "attention", "model"}
+ALLOWED["report"] = {"report", "results", "statistics"}
+ALLOWED["explorer"] = {"explorer", "root", "equations", "kernels", "attention", "model", "retrofit"}
 ALLOWED["root"] = {"root", "equations", "kernels", "attention"}
-for above in ("model", "training", "bench", "analysis"):
+for layer in ("equations", "kernels", "attention"):
+    ALLOWED[layer] -= {"results", "statistics"}
+for above in ("model", "retrofit", "training", "experiments", "plan", "bench", "analysis"):
     # `varifocal` itself offers the names of attention and equations, to those above them.
     ALLOWED[above].add("root")
 
@@ -121,18 +123,18 @@ def test_reference_and_all_it_stands_on_import_no_kernel(path: Path) -> None:
 @every_file
 def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path) -> None:
     users = {
-        "transformers": {"model", "bench", "training"},
-        "gguf": {"model"},
+        "transformers": {"model", "retrofit", "bench", "training"},
+        "gguf": {"retrofit"},
         "datatrove": {"data"},
         "pyarrow": {"data"},
         "tokenizers": {"data"},
-        "huggingface_hub": {"data", "model", "training"},
+        "huggingface_hub": {"data", "model", "retrofit", "training"},
         "accelerate": {"training"},
         "tensorboard": {"training"},
         "zstandard": {"data"},
         "orjson": {"data"},
-        "matplotlib": {"evidence"},
-        "jinja2": {"evidence", "explorer"},
+        "matplotlib": {"report"},
+        "jinja2": {"report", "explorer"},
         "fastapi": {"explorer"},
         "starlette": {"explorer"},
         "uvicorn": {"explorer"},
@@ -172,12 +174,19 @@ def test_no_way_of_importing_is_overlooked(text: str, wanted: set[str]) -> None:
         ("data", "equations"),
         ("data", "model"),
         ("model", "data"),
-        ("training", "evidence"),
-        ("evidence", "equations"),
-        ("evidence", "model"),
-        ("evidence", "data"),
-        ("evidence", "root"),
-        ("evidence", "analysis"),
+        ("model", "retrofit"),
+        ("training", "experiments"),
+        ("training", "report"),
+        ("results", "statistics"),
+        ("results", "model"),
+        ("statistics", "equations"),
+        ("report", "equations"),
+        ("report", "model"),
+        ("report", "data"),
+        ("report", "root"),
+        ("report", "analysis"),
+        ("experiments", "report"),
+        ("plan", "bench"),
         ("training", "analysis"),
         ("explorer", "training"),
         ("explorer", "cli"),
@@ -217,7 +226,7 @@ def test_import_loads_neither_the_compiler_of_torch_nor_a_layer_above_attention(
     loaded = run("import sys, varifocal\nprint(*sys.modules)").stdout.split()
     assert "torch._dynamo" not in loaded
     assert "torch._inductor" not in loaded
-    above = ("model", "data", "training", "bench", "evidence", "analysis", "explorer", "cli")
+    above = LAYERS[LAYERS.index("model") :]
     assert not {f"varifocal.{layer}" for layer in above} & set(loaded)
 
 

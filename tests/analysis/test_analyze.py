@@ -18,7 +18,8 @@ from tests.model.models import SIZES, small_config, small_model
 from varifocal.analysis.analyze import AnalysisPlan, analyze, own_options, spread_rows
 from varifocal.cli.main import app
 from varifocal.data import PreparedData
-from varifocal.evidence.analysis import (
+from varifocal.model import VarifocalForCausalLM
+from varifocal.report.analysis import (
     Analysis,
     findings,
     gain_sentence,
@@ -27,7 +28,6 @@ from varifocal.evidence.analysis import (
     read_analysis,
     selection_table,
 )
-from varifocal.model import VarifocalForCausalLM
 
 SENTENCES = [
     "The Senate and the House met in 1812 to hear of it.",

@@ -13,8 +13,8 @@ from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload
 from varifocal.bench.timing import Times, turns
 from varifocal.device import CPU
-from varifocal.evidence.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
-from varifocal.evidence.attention_bench_plot import plot_attention_bench
+from varifocal.report.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
+from varifocal.report.attention_bench_plot import plot_attention_bench
 
 SMALL = Workload(length=96, heads=4, kv_heads=2, head_width=16, window=24, window_max=48, edge=8, block=16, segment=16)
 

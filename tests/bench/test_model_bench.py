@@ -13,7 +13,7 @@ import torch
 
 from varifocal.bench.model.contenders import BASELINE, LEAN_BASELINE, build, share_weights
 from varifocal.bench.model.run import Plan, bench_model, check_losses
-from varifocal.evidence.model_bench import model_table, read_model_bench
+from varifocal.report.model_bench import model_table, read_model_bench
 
 
 def test_all_share_the_very_same_weights() -> None:

@@ -9,7 +9,7 @@ import pytest
 from varifocal.bench.plan.calibration import calibrate, exponential_rate
 from varifocal.bench.plan.run import PlanCheck, bench_plan
 from varifocal.device import SharedCpu
-from varifocal.model.hardware import Hardware
+from varifocal.plan.hardware import Hardware
 
 
 def test_two_attentions_tell_exponentials_from_operations() -> None:

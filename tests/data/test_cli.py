@@ -11,7 +11,7 @@ from tests.data.texts import made_texts, write_jsonl
 from tests.test_cli import varifocal
 from varifocal.cli.main import run
 from varifocal.data import PreparedData, open_data
-from varifocal.evidence.data_bench import read_data_bench, reading_table
+from varifocal.report.data_bench import read_data_bench, reading_table
 
 
 def test_prepare_prints_the_splits_and_then_has_nothing_to_do(tmp_path: Path) -> None:

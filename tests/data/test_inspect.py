@@ -10,7 +10,7 @@ from tests.data.conftest import prepared
 from tests.data.texts import write_jsonl
 from varifocal.data import PreparedData, Splits
 from varifocal.data.inspect import inspect_data
-from varifocal.evidence.data_report_plot import plot_data_report
+from varifocal.report.data_report_plot import plot_data_report
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.experiments.comparisons import PROBE
 from tests.model.models import small_model
 from tests.test_cli import varifocal
-from tests.training.comparisons import PROBE
 from varifocal.data import PreparedData
 from varifocal.data.probe import make_probe
 from varifocal.model.modeling import VarifocalForCausalLM

@@ -9,8 +9,8 @@ import numpy
 from numpy.typing import NDArray
 
 from varifocal.analysis.token_table import Numbers, TokenTable, position_bins
-from varifocal.evidence.estimates import holm
-from varifocal.evidence.student import critical_value, two_sided_p
+from varifocal.statistics.estimates import holm
+from varifocal.statistics.student import critical_value, two_sided_p
 
 RESAMPLES = 500
 """Enough for a standard error that is itself known to 3 %."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from varifocal.cli.compare import Seeds, Settings, Workers, parse_seeds, require_packages, run_and_report
 
 if TYPE_CHECKING:
-    from varifocal.training.comparison_plan import Arm
+    from varifocal.experiments.comparison_plan import Arm
     from varifocal.training.config import TrainingConfig
 
 
@@ -53,8 +53,8 @@ def ablate(
     if config is None or out is None:
         raise ValueError("ablate needs a CONFIG and a folder OUT; 'varifocal ablate --list' shows the ablations")
     require_packages()
-    from varifocal.training.ablations import ablation_arms, sizes_of
-    from varifocal.training.comparison_plan import load_plan
+    from varifocal.experiments.ablations import ablation_arms, sizes_of
+    from varifocal.experiments.comparison_plan import load_plan
 
     def arms(base: TrainingConfig) -> Iterable[Arm]:
         return ablation_arms(ablation or [], sizes_of(base))
@@ -64,7 +64,7 @@ def ablate(
 
 def print_ablations() -> None:
     """Name and question of every ablation."""
-    from varifocal.training.ablations import ABLATIONS
+    from varifocal.experiments.ablations import ABLATIONS
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("ablation", no_wrap=True)

@@ -59,7 +59,7 @@ def analyze(
     from varifocal.analysis.analyze import AnalysisPlan
     from varifocal.analysis.analyze import analyze as measure
     from varifocal.data import open_data
-    from varifocal.evidence.analysis import Analysis, all_tables, findings, gain_sentence
+    from varifocal.report.analysis import Analysis, all_tables, findings, gain_sentence
 
     plan = AnalysisPlan(
         split=split, length=length, tokens=tokens, window=window, k_scale=k_scale, resamples=resamples, seed=seed
@@ -103,7 +103,8 @@ def default_file(model: str, split: str) -> Path | None:
 def open_model(name: str, data: PreparedData) -> VarifocalForCausalLM:
     """The model of a run, of a folder of ours, or a pretrained one as it is; ValueError if its tokens are others."""
     from varifocal.data.tokenizers import load_tokenizer
-    from varifocal.model import load_model, load_pretrained
+    from varifocal.model import load_model
+    from varifocal.retrofit import load_pretrained
 
     folder = Path(name)
     if (folder / "config.toml").is_file() and (folder / "model").is_dir():

@@ -22,7 +22,7 @@ from varifocal.cli.files import require_folder, write_atomically
 from varifocal.cli.numbers import parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import find_device
-from varifocal.evidence.attention_bench import AttentionBench, memory_table, speedup_table
+from varifocal.report.attention_bench import AttentionBench, memory_table, speedup_table
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
 bench.command()(model)
@@ -112,7 +112,7 @@ def attention(
     if json_file is not None:
         write_atomically(json_file, json.dumps(result.content, indent=1) + "\n")
     if plot is not None:
-        from varifocal.evidence.attention_bench_plot import plot_attention_bench
+        from varifocal.report.attention_bench_plot import plot_attention_bench
 
         plot_attention_bench(result, plot, kind=plan.passes[0])
 
@@ -144,7 +144,7 @@ def data(
     from varifocal.bench.data.run import AIM, ReadingPlan, bench_data
     from varifocal.bench.data.synthetic import write_synthetic
     from varifocal.data import open_data
-    from varifocal.evidence.data_bench import reading_table
+    from varifocal.report.data_bench import reading_table
 
     if json_file is not None:
         require_folder(json_file)

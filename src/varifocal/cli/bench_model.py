@@ -14,7 +14,7 @@ from varifocal.cli.files import require_folder, write_atomically
 from varifocal.cli.numbers import parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import find_device
-from varifocal.evidence.model_bench import model_table, read_model_bench
+from varifocal.report.model_bench import model_table, read_model_bench
 
 
 def model(

@@ -14,7 +14,7 @@ from varifocal.cli.files import require_folder, write_atomically
 from varifocal.cli.numbers import parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import CPU, SharedCpu
-from varifocal.evidence.plan_check import error_table, plan_table, read_plan_check
+from varifocal.report.plan_check import error_table, plan_table, read_plan_check
 
 
 def plan(

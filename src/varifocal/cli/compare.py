@@ -16,8 +16,8 @@ from varifocal.cli.files import write_atomically
 from varifocal.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from varifocal.training.comparison import CellProgress
-    from varifocal.training.comparison_plan import ComparisonPlan
+    from varifocal.experiments.comparison import CellProgress
+    from varifocal.experiments.comparison_plan import ComparisonPlan
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file, see docs/comparison.md.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the comparison.")]
@@ -45,17 +45,17 @@ def compare(config: Config, out: Out, set_: Settings = None, seeds: Seeds = None
       varifocal compare configs/demo.toml runs/longer --set optimization.steps=2000 --seeds 0,1,2
     """
     require_packages()
-    from varifocal.training.comparison_plan import load_plan
+    from varifocal.experiments.comparison_plan import load_plan
 
     run_and_report(load_plan(config, set_ or [], seeds=parse_seeds(seeds)), out, workers=workers)
 
 
 def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
     """Run what is missing; print the tables and write them to the folder."""
-    from varifocal.evidence.comparison import gather_comparison
-    from varifocal.evidence.comparison_plot import plot_comparison
-    from varifocal.evidence.comparison_tables import all_tables, comparison_markdown, legend, verdicts
-    from varifocal.training.comparison import compare as run_cells
+    from varifocal.experiments.comparison import compare as run_cells
+    from varifocal.report.comparison_plot import plot_comparison
+    from varifocal.report.comparison_tables import all_tables, comparison_markdown, legend, verdicts
+    from varifocal.statistics.comparison import gather_comparison
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn(),

@@ -201,7 +201,7 @@ def inspect(
     if json_file is not None:
         write_atomically(json_file, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     if plot is not None:
-        from varifocal.evidence.data_report_plot import plot_data_report
+        from varifocal.report.data_report_plot import plot_data_report
 
         plot_data_report(report, plot)
 

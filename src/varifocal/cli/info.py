@@ -68,7 +68,7 @@ def flex_status() -> str:
 def print_preset(console: Console, name: str, length: int | None) -> None:
     """Parameters by part, and for each mechanism its own, the work of a token and its place in the cache."""
     from varifocal.model import preset
-    from varifocal.model.cost import cache_size, flops_per_token, parameters_by_part
+    from varifocal.plan.cost import cache_size, flops_per_token, parameters_by_part
 
     dense = preset(name)
     length = dense.max_position_embeddings if length is None else length

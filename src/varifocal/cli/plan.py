@@ -15,8 +15,8 @@ from varifocal.cli.numbers import parse_count
 from varifocal.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from varifocal.model.hardware import Assumptions, Hardware
-    from varifocal.model.plan import Prediction, Training
+    from varifocal.plan.hardware import Assumptions, Hardware
+    from varifocal.plan.plan import Prediction, Training
 
 
 def plan(
@@ -74,8 +74,8 @@ def plan(
     if json_file is not None:
         require_folder(json_file)
     from varifocal.model import preset as preset_config
-    from varifocal.model.hardware import Assumptions
-    from varifocal.model.plan import Training, find_variants, predict
+    from varifocal.plan.hardware import Assumptions
+    from varifocal.plan.plan import Training, find_variants, predict
 
     given = Assumptions()
     here = gpu.lower() in ("this-machine", "cpu")
@@ -119,14 +119,14 @@ def plan(
 
 def find_hardware(name: str, calibration: Path | None) -> Hardware:
     """A GPU of the table, or this machine as it is measured now or was measured for a file."""
-    from varifocal.model.hardware import Hardware, find_gpu
+    from varifocal.plan.hardware import Hardware, find_gpu
 
     if name.lower() not in ("this-machine", "cpu"):
         if calibration is not None:
             raise ValueError(f"--calibration is for --gpu this-machine, got --gpu {name}")
         return find_gpu(name)
     if calibration is not None:
-        from varifocal.evidence.plan_check import read_plan_check
+        from varifocal.report.plan_check import read_plan_check
 
         return Hardware(**read_plan_check(calibration)["machine"])
     from varifocal.bench.plan.calibration import calibrate
@@ -236,9 +236,9 @@ def as_json(training: Training, hardware: Hardware, given: Assumptions, found: d
 
 def print_papers(console: Console, hardware: Hardware, *, gpus: int, context: int | None) -> None:
     """The papers' orders of memory and speed beside the arithmetic's, for our kernels and for prototypes."""
-    from varifocal.evidence.paper_order import order_checks
-    from varifocal.evidence.papers import paper_tables
-    from varifocal.model.paper_plan import WAYS, paper_predictions
+    from varifocal.plan.paper_order import order_checks
+    from varifocal.plan.paper_plan import WAYS, paper_predictions
+    from varifocal.results.papers import paper_tables
 
     for table in paper_tables():
         if table.memory is None and table.speed is None and table.time is None:

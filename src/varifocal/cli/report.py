@@ -39,9 +39,9 @@ def report(
     varifocal report runs/demo
     varifocal report runs/demo runs/gates -o report.html --bench results/attention_bench.json
     """
-    from varifocal.evidence.attention_bench import read_attention_bench
-    from varifocal.evidence.report.page import make_page, require_packages
-    from varifocal.evidence.report.sources import read_source
+    from varifocal.report.attention_bench import read_attention_bench
+    from varifocal.report.page.page import make_page, require_packages
+    from varifocal.report.page.sources import read_source
 
     require_packages()
     sources = [read_source(path) for path in paths]

@@ -64,10 +64,10 @@ def retrofit(
     valid.txt --adapt 100 --json results.json
     """
     require_model_extra()
-    from varifocal.model.adaptation import Adaptation, mean_loss, measure_distance, read_rows
-    from varifocal.model.adaptation import adapt as adapt_model
-    from varifocal.model.retrofit import refuse_existing, save_model
-    from varifocal.model.retrofit import retrofit as retrofit_model
+    from varifocal.retrofit.adaptation import Adaptation, mean_loss, measure_distance, read_rows
+    from varifocal.retrofit.adaptation import adapt as adapt_model
+    from varifocal.retrofit.retrofit import refuse_existing, save_model
+    from varifocal.retrofit.retrofit import retrofit as retrofit_model
 
     refuse_existing(out)
     if json_file is not None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varifocal.model import VarifocalConfig, VarifocalForCausalLM, load_model, load_pretrained
-from varifocal.model.sources import read_tokenizer
+from varifocal.model import VarifocalConfig, VarifocalForCausalLM, load_model
 from varifocal.model.text import load_text_tokenizer
+from varifocal.retrofit import load_pretrained
+from varifocal.retrofit.sources import read_tokenizer
 
 
 @dataclass(frozen=True, eq=False)

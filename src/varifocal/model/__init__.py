@@ -5,14 +5,11 @@ Importing this registers it with transformers' AutoConfig, AutoModel and AutoMod
 
 from varifocal.model.checkpoints import load_model
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.families import FAMILIES, load_pretrained
 from varifocal.model.modeling import VarifocalForCausalLM, VarifocalModel, VarifocalPreTrainedModel
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
 from varifocal.model.presets import PRESETS, preset
-from varifocal.model.retrofit import Retrofitted, retrofit
 
 __all__ = [
-    "FAMILIES", "PRESETS", "Retrofitted", "VarifocalCausalLMOutput", "VarifocalConfig", "VarifocalForCausalLM",
-    "VarifocalModel", "VarifocalModelOutput", "VarifocalPreTrainedModel", "load_model", "load_pretrained", "preset",
-    "retrofit",
+    "PRESETS", "VarifocalCausalLMOutput", "VarifocalConfig", "VarifocalForCausalLM", "VarifocalModel",
+    "VarifocalModelOutput", "VarifocalPreTrainedModel", "load_model", "preset",
 ]  # fmt: skip

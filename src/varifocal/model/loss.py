@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from varifocal.kernels.native import library
-from varifocal.kernels.native.cross_entropy import cross_entropy_
+from varifocal.kernels.steps.cross_entropy import cross_entropy_
 
 IGNORED = -100
 """The label of a token that is not to be predicted."""

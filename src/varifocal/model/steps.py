@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
 
 from varifocal.kernels.native import library
-from varifocal.kernels.native.norm import norm
-from varifocal.kernels.native.swiglu import swiglu
+from varifocal.kernels.steps.norm import norm
+from varifocal.kernels.steps.swiglu import swiglu
 from varifocal.model.recompute import recomputed
 
 

@@ -13,9 +13,9 @@ from varifocal.bench.timing import take_turns
 from varifocal.device import CPU, Device
 from varifocal.model import VarifocalForCausalLM, preset
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.hardware import Hardware
-from varifocal.model.plan import VARIANTS
-from varifocal.model.step_cost import AttentionWork, MicroBatch, attention_work, step_work
+from varifocal.plan.hardware import Hardware
+from varifocal.plan.plan import VARIANTS
+from varifocal.plan.step_cost import AttentionWork, MicroBatch, attention_work, step_work
 
 LENGTH = 1024
 """Tokens of the attentions that are measured."""

@@ -20,8 +20,8 @@ from varifocal.environment import environment
 from varifocal.memory import in_own_process
 from varifocal.model import preset as preset_config
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.hardware import Hardware
-from varifocal.model.plan import Prediction, Training, predict
+from varifocal.plan.hardware import Hardware
+from varifocal.plan.plan import Prediction, Training, predict
 
 LONG_ROUND = 15.0
 """Seconds that all rounds of a length may take; there is always one."""

@@ -1,0 +1,294 @@
+// Forward for a few queries against a long cache: keys and values are read where they lie, once for all query heads of
+// a group, and only where some branch gives them a weight.
+//
+// The cache is cut into chunks of fixed length; each chunk yields partial sums, merged in chunk order afterwards, so
+// one query of one head still uses every core and the result does not depend on how many there are.
+#include <math.h>
+#include <omp.h>
+
+#include "kernels.hpp"
+#include "attention/mixture_rows.hpp"
+#include "simd/scratch.hpp"
+
+namespace VF_TARGET {
+
+// Keys in a chunk: 256 KB of float32 keys and values of width 128 are a task of some tens of microseconds, long beside
+// the cost of handing it out, and 32768 keys of one head still make 128 tasks.
+static constexpr int CHUNK = 256;
+static constexpr float LOG2E = 1.44269504f;
+
+namespace {
+
+// One query head: its queries, and its branches in chain order ("links").
+struct Head {
+    Rows rows;
+    Chains chains;
+    float *q;  // [T, D] times scale * log2(e)
+};
+
+// Partial results of one query over one chunk: the top score; for each link the sum and the output of what it adds
+// to the link before.
+struct Partial {
+    float *top;     // [rows]
+    float *sum;     // [rows, M]
+    float *output;  // [rows, M, D]
+};
+
+// Work space of a thread for the rows (queries of all heads of a group) of one task.
+struct Work {
+    float *scores;   // [rows, CHUNK]
+    float *weights;  // [rows, M, CHUNK], then probabilities
+};
+
+struct Plan {
+    const vf_mixture &call;
+    int64_t group, rows, chunks;  // rows = group * T
+    const Head *heads;            // [B, H]
+    Partial all;
+};
+
+}  // namespace
+
+static Partial partial_of(const Plan &plan, int64_t pair, int64_t chunk) {
+    int64_t first = (pair * plan.chunks + chunk) * plan.rows, m = plan.call.branch_count;
+    return {plan.all.top + first, plan.all.sum + first * m, plan.all.output + first * m * plan.call.head_width};
+}
+
+// scores[i] = q . key[i] for LANES keys. One sum per key, turned into lanes by a transposition at the end: cheaper than
+// a horizontal sum for each key, and the keys stay in L1 for the next query.
+template <typename T>
+static void dot_keys(float *scores, const float *q, const T *const *key, int64_t width) {
+    Vec sum[LANES] = {};
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) {
+        Vec x = load(q + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) sum[i] += x * load(key[i] + d);
+    }
+    transpose(sum);
+    Vec total = {};
+    for (int i = 0; i < LANES; i++) total += sum[i];
+    store(scores, total);
+    for (; d < width; d++)
+        for (int i = 0; i < LANES; i++) scores[i] += q[d] * to_float(key[i][d]);
+}
+
+// output += sum of p[i] * value[i] over STRIDE keys: the output is loaded and stored once for all of them.
+static constexpr int STRIDE = 8;
+template <typename T>
+static void add_values(float *output, const float *p, const T *const *value, int64_t width) {
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) {
+        Vec even = load(output + d), odd = {};
+#pragma GCC unroll 4
+        for (int i = 0; i < STRIDE; i += 2)
+            even += load(value[i] + d) * p[i], odd += load(value[i + 1] + d) * p[i + 1];
+        store(output + d, even + odd);
+    }
+    for (; d < width; d++)
+        for (int i = 0; i < STRIDE; i++) output[d] += to_float(value[i][d]) * p[i];
+}
+
+static bool any_of(const uint8_t *flag, int count) {
+    uint8_t any = 0;
+    for (int i = 0; i < count; i++) any |= flag[i];
+    return any;
+}
+
+static bool touches_chunk(const Plan &plan, const Head *heads, int32_t key) {
+    for (int64_t i = 0; i < plan.group; i++)
+        for (int link = 0; link < heads[i].chains.count; link++)
+            if (touches(heads[i].rows, heads[i].rows.branch[heads[i].chains.branch[link]], key, key + CHUNK)) return true;
+    return false;
+}
+
+// The weights every link adds on the chunk's keys; needed[key] tells whether any is above 0.
+static bool weigh_chunk(const Plan &plan, const Head *heads, int32_t key, float *weights, uint8_t *needed) {
+    int64_t branches = plan.call.branch_count;
+    bool any = false;
+    memset(needed, 0, CHUNK);
+    for (int64_t r = 0; r < plan.rows; r++) {
+        const Head &head = heads[r / plan.call.queries];
+        int row = (int)(r % plan.call.queries);
+        for (int link = 0; link < head.chains.count; link++) {
+            float *to = weights + (r * branches + link) * CHUNK;
+            int outer = head.chains.branch[link], inner = head.chains.inside[link];
+            if (!head.rows.keep[row] || !touches(head.rows, head.rows.branch[outer], key, key + CHUNK)) {
+                memset(to, 0, CHUNK * sizeof(float));
+                continue;
+            }
+            for (int j = 0; j < CHUNK; j += LANES) {
+                store(to + j, weigh_step(head.rows, outer, inner, row, lanes() + (key + j)));
+                for (int lane = j; lane < j + LANES; lane++) {
+                    needed[lane] |= to[lane] > 0.0f;
+                    any |= to[lane] > 0.0f;
+                }
+            }
+        }
+    }
+    return any;
+}
+
+template <typename T>
+static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chunk) {
+    const vf_mixture &call = plan.call;
+    int64_t b = pair / call.kv_heads, g = pair % call.kv_heads, width = call.head_width, branches = call.branch_count;
+    const Head *heads = plan.heads + b * call.heads + g * plan.group;
+    Partial part = partial_of(plan, pair, chunk);
+    int32_t key = (int32_t)(chunk * CHUNK);
+    uint8_t needed[CHUNK];
+    for (int64_t r = 0; r < plan.rows; r++) part.top[r] = -INFINITY;
+    if (!touches_chunk(plan, heads, key) || !weigh_chunk(plan, heads, key, work.weights, needed)) return;
+
+    // A key no query needs may hold anything, or lie past the end: a needed one stands in for it, with probability 0.
+    const T *k = (const T *)call.k.data + b * call.k.stride[0] + g * call.k.stride[1] + key * call.k.stride[2];
+    const T *v = (const T *)call.v.data + b * call.v.stride[0] + g * call.v.stride[1] + key * call.v.stride[2];
+    const T *keys[CHUNK], *values[CHUNK];
+    int some = 0;
+    while (!needed[some]) some++;
+    for (int j = 0; j < CHUNK; j++) {
+        int real = needed[j] ? j : some;
+        keys[j] = k + real * call.k.stride[2], values[j] = v + real * call.v.stride[2];
+    }
+    for (int j = 0; j < CHUNK; j += LANES) {
+        if (!any_of(needed + j, LANES)) {
+            for (int64_t r = 0; r < plan.rows; r++) store(work.scores + r * CHUNK + j, Vec{});
+            continue;
+        }
+        for (int64_t r = 0; r < plan.rows; r++)
+            dot_keys(work.scores + r * CHUNK + j, heads[r / call.queries].q + r % call.queries * width, keys + j, width);
+    }
+
+    for (int64_t r = 0; r < plan.rows; r++) {
+        int links = heads[r / call.queries].chains.count;
+        float *scores = work.scores + r * CHUNK, *weights = work.weights + r * branches * CHUNK;
+        Vec best = splat(-INFINITY);
+        for (int link = 0; link < links; link++)
+            for (int j = 0; j < CHUNK; j += LANES)
+                best = max(best, load(weights + link * CHUNK + j) > 0.0f ? load(scores + j) : splat(-INFINITY));
+        float top = part.top[r] = max_lanes(best);
+        if (top == -INFINITY) continue;
+        for (int link = 0; link < links; link++) {
+            Vec sum = {};
+            for (int j = 0; j < CHUNK; j += LANES) {
+                float *at = weights + link * CHUNK + j;
+                Vec weight = load(at), p = weight > 0.0f ? weight * exp2(load(scores + j) - top) : Vec{};
+                store(at, p);
+                sum += p;
+            }
+            part.sum[r * branches + link] = sum_lanes(sum);
+        }
+        memset(part.output + r * branches * width, 0, (size_t)(branches * width) * sizeof(float));
+    }
+    for (int j = 0; j < CHUNK; j += STRIDE) {
+        if (!any_of(needed + j, STRIDE)) continue;
+        for (int64_t r = 0; r < plan.rows; r++) {
+            if (part.top[r] == -INFINITY) continue;
+            for (int link = 0; link < heads[r / call.queries].chains.count; link++) {
+                const float *p = work.weights + (r * branches + link) * CHUNK + j;
+                float any = 0;
+                for (int i = 0; i < STRIDE; i++) any += p[i];
+                if (any > 0) add_values(part.output + (r * branches + link) * width, p, values + j, width);
+            }
+        }
+    }
+}
+
+// Merges the chunks of one query in order, then adds link to link within each chain.
+template <typename T>
+static void merge(const Plan &plan, int64_t b, int64_t h, int64_t t, float *output, float *mixed) {
+    const vf_mixture &call = plan.call;
+    int64_t width = call.head_width, branches = call.branch_count, query = (b * call.heads + h) * call.queries + t;
+    int64_t pair = b * call.kv_heads + h / plan.group, r = h % plan.group * call.queries + t;
+    const Chains &chains = plan.heads[b * call.heads + h].chains;
+    memset(mixed, 0, (size_t)width * sizeof(float));
+    for (int m = 0; m < branches; m++) call.lse[query * branches + m] = INFINITY;
+    float top = -INFINITY;
+    for (int64_t c = 0; c < plan.chunks; c++) top = fmaxf(top, partial_of(plan, pair, c).top[r]);
+    float sum = 0;
+    for (int link = 0; link < chains.count; link++) {
+        if (chains.inside[link] < 0) memset(output, 0, (size_t)width * sizeof(float)), sum = 0;
+        for (int64_t c = 0; c < plan.chunks; c++) {
+            Partial part = partial_of(plan, pair, c);
+            if (part.top[r] == -INFINITY) continue;
+            float share = exp2f(part.top[r] - top);
+            const float *from = part.output + (r * branches + link) * width;
+            sum += share * part.sum[r * branches + link];
+            for (int64_t d = 0; d < width; d++) output[d] += share * from[d];
+        }
+        int m = chains.branch[link];
+        call.lse[query * branches + m] =
+            sum > 0 ? natural_lse(top, sum) : -INFINITY;
+        float factor = sum > 0 ? 1.0f / sum : 0.0f;
+        float share = call.weights ? call.weights[query * branches + m] * factor : factor;
+        for (int64_t d = 0; d < width; d++) mixed[d] += share * output[d];
+    }
+    T *out = (T *)call.out.data + b * call.out.stride[0] + h * call.out.stride[1] + t * call.out.stride[2];
+    for (int64_t d = 0; d < width; d++) put(out + d, mixed[d]);
+}
+
+template <typename T>
+static void read_head(const vf_mixture &call, Head &head, int64_t b, int64_t h) {
+    int count = (int)call.queries;
+    read_rows(head.rows, call, b, h, 0, count);
+    bool open[VF_MAX_BRANCHES];
+    find_open(open, call,
+              call.weights ? call.weights + (b * call.heads + h) * call.queries * call.branch_count : nullptr, count);
+    head.chains = make_chains(call, open);
+    for (int t = 0; t < count; t++) {
+        const T *q = (const T *)call.q.data + b * call.q.stride[0] + h * call.q.stride[1] + t * call.q.stride[2];
+        for (int64_t d = 0; d < call.head_width; d++)
+            head.q[t * call.head_width + d] = to_float(q[d]) * (call.scale[h] * LOG2E);
+    }
+}
+
+template <typename T>
+static int32_t run(const vf_mixture &call) {
+    int64_t group = call.heads / call.kv_heads, rows = group * call.queries, width = call.head_width;
+    int64_t pairs = call.batch * call.kv_heads, heads = call.batch * call.heads, branches = call.branch_count;
+    int64_t chunks = (call.keys + CHUNK - 1) / CHUNK, parts = pairs * chunks * rows;
+    size_t work_floats = Scratch::padded<float>(rows * CHUNK * (1 + branches) + 2 * width);
+    size_t work_bytes = Scratch::padded<Work>(1) + work_floats;
+    Scratch scratch;
+    if (!scratch.reserve(Scratch::padded<Head>(heads) + Scratch::padded<float>(heads * call.queries * width) +
+                         Scratch::padded<float>(parts) + Scratch::padded<float>(parts * branches) +
+                         Scratch::padded<float>(parts * branches * width) +
+                         Scratch::padded<char>(work_bytes * call.threads)))
+        return VF_NO_MEMORY;
+    Head *head = scratch.take<Head>(heads);
+    float *q = scratch.take<float>(heads * call.queries * width);
+    Partial all = {scratch.take<float>(parts), scratch.take<float>(parts * branches),
+                   scratch.take<float>(parts * branches * width)};
+    char *works = scratch.take<char>(work_bytes * call.threads);
+    Plan plan = {call, group, rows, chunks, head, all};
+
+#pragma omp parallel num_threads(call.threads)
+    {
+        char *piece = works + work_bytes * omp_get_thread_num();
+        Work &work = *(Work *)piece;
+        work.scores = (float *)(piece + Scratch::padded<Work>(1));
+        work.weights = work.scores + rows * CHUNK;
+        float *merged = work.weights + rows * branches * CHUNK;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < heads; i++) {
+            head[i].q = q + i * call.queries * width;
+            read_head<T>(call, head[i], i / call.heads, i % call.heads);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < pairs * chunks; task++)
+            attend_chunk<T>(plan, work, task / chunks, task % chunks);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < heads * call.queries; i++) {
+            int64_t h = i / call.queries;
+            merge<T>(plan, h / call.heads, h % call.heads, i % call.queries, merged, merged + width);
+        }
+    }
+    scratch.release();
+    return VF_OK;
+}
+
+int32_t mixture_decode(const vf_mixture &call) {
+    return call.dtype == VF_BFLOAT16 ? run<uint16_t>(call) : run<float>(call);
+}
+
+}  // namespace VF_TARGET

@@ -1,1 +1,0 @@
-"""Result files to tables and plots: reads files only, never a model."""

@@ -1,0 +1,277 @@
+"""Run a comparison: every cell of the plan once, resumable cell by cell, then each on the test split."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from varifocal.data import PreparedData, open_data
+from varifocal.data.files import explained, write_durably
+from varifocal.environment import environment
+from varifocal.experiments.comparison_plan import Cell, ComparisonPlan
+from varifocal.training.config import TrainingConfig
+
+PLAN = "plan.json"
+POLL = 0.3
+"""Seconds between two looks at the running cells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellProgress:
+    """Where a comparison stands."""
+
+    cell: str
+    """What is being done: the name of a cell, or of a preparation."""
+    done: int
+    """Cells that are finished."""
+    cells: int
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOutcome:
+    """How a comparison ended."""
+
+    folder: Path
+    finished: tuple[str, ...]
+    skipped: tuple[str, ...]
+    """Of the finished cells, those that were finished before."""
+    failed: dict[str, str]
+    """Why, by cell."""
+
+
+OnProgress = Callable[[CellProgress], None]
+TrainCells = Callable[[dict[str, TrainingConfig], Path, OnProgress], dict[str, str]]
+"""Trains cells into the folder's cells/NAME and returns the reasons of those that failed."""
+
+
+def compare(
+    plan: ComparisonPlan,
+    out: Path,
+    *,
+    workers: int = 1,
+    on_progress: OnProgress | None = None,
+    train_cells: TrainCells | None = None,
+) -> ComparisonOutcome:
+    """Train every cell that is not finished, then measure each finished one on the test split, once.
+
+    Args:
+        plan: what to compare.
+        out: the comparison's folder; one that exists must hold the same comparison, perhaps with fewer arms or seeds.
+        workers: cells at once, each in a process of its own.
+        on_progress: called now and then.
+        train_cells: trains them in another way.
+    """
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    report: OnProgress = on_progress or (lambda progress: None)
+    check_models(plan)
+    open_folder(plan, out, workers=workers)
+    with explained(out):
+        data = prepare_data(plan, out, report)
+        configs = {cell.name: plan.config(cell, data=data) for cell in plan.cells()}
+        before = [name for name in configs if is_finished(out, name)]
+        missing = {name: config for name, config in configs.items() if name not in before}
+        run = train_cells or (lambda cells, folder, say: train_in_processes(cells, folder, workers=workers, say=say))
+        failed = run(missing, out, lambda progress: report(counted(progress, len(before), len(configs))))
+        finished = [name for name in configs if is_finished(out, name)]
+        for number, name in enumerate(finished):
+            report(CellProgress(cell=f"test split of {name}", done=number, cells=len(finished)))
+            measure_on_test_split(out / "cells" / name, configs[name], most_tokens=plan.test_tokens)
+    return ComparisonOutcome(folder=out, finished=tuple(finished), skipped=tuple(before), failed=failed)
+
+
+def counted(progress: CellProgress, before: int, cells: int) -> CellProgress:
+    """The progress among all cells of the plan, those finished earlier included."""
+    return CellProgress(**{**vars(progress), "done": progress.done + before, "cells": cells})
+
+
+def is_finished(out: Path, name: str) -> bool:
+    """Whether a cell's run came to its end."""
+    return (out / "cells" / name / "summary.json").is_file()
+
+
+def check_models(plan: ComparisonPlan) -> None:
+    """ValueError now rather than hours later if an arm's options do not fit the model."""
+    from varifocal.training.start import model_config
+
+    for arm in plan.arms:
+        try:
+            model_config(plan.config(Cell(arm=arm, seed=plan.seeds[0])), None)
+        except ValueError as error:
+            raise ValueError(f"arm {arm.name!r}: {error}") from error
+
+
+def open_folder(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
+    """Write the plan into a new folder; ValueError if the folder holds something else."""
+    file = out / PLAN
+    content = plan.as_json()
+    if file.is_file():
+        check_same(content, json.loads(file.read_text(encoding="utf-8")), out)
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and holds no comparison; choose another folder")
+    with explained(out):
+        (out / "cells").mkdir(parents=True, exist_ok=True)
+        shared = {"data": plan.data_name, "workers": workers, "environment": environment()}
+        write_durably(file, json.dumps({**content, **shared}, indent=1) + "\n")
+
+
+def check_same(content: dict[str, Any], stored: dict[str, Any], out: Path) -> None:
+    """ValueError unless the folder's plan is the same, but for arms and seeds that are new."""
+    again = "choose another folder, or run the same comparison again to go on"
+    for section, values in content["base"].items():
+        for key, value in values.items():
+            old = stored["base"].get(section, {}).get(key)
+            # Threads change how long a run takes, not what it finds.
+            if old != value and (section, key) != ("run", "threads"):
+                raise ValueError(
+                    f"{out} holds a comparison with {section}.{key} = {old!r}, this one has {value!r}; {again}"
+                )
+    arms = {arm["name"]: arm for arm in content["arms"]}
+    for arm in stored["arms"]:
+        if arms.get(arm["name"]) != arm:
+            raise ValueError(f"{out} holds a comparison with another arm {arm['name']!r}; {again}")
+    if not set(stored["seeds"]) <= set(content["seeds"]):
+        raise ValueError(f"{out} holds a comparison with the seeds {stored['seeds']}, keep them; {again}")
+    for key in ("baseline", "test_tokens"):
+        if stored[key] != content[key]:
+            raise ValueError(f"{out} holds a comparison with {key} = {stored[key]!r}, got {content[key]!r}; {again}")
+
+
+def prepare_data(plan: ComparisonPlan, out: Path, report: OnProgress) -> Path | None:
+    """Prepare the base's source once for all cells; None if the base names prepared data."""
+    data = plan.base.data
+    if data.source is None:
+        return None
+    from varifocal.data.prepare import Options, prepare
+
+    report(CellProgress(cell=f"preparing {plan.data_name}", done=0, cells=len(plan.cells())))
+    options = Options(tokenizer=data.tokenizer, separator=data.separator, column=data.column)
+    prepare(data.source, out / "data", options=options)
+    return out / "data"
+
+
+def train_in_processes(
+    configs: dict[str, TrainingConfig], out: Path, *, workers: int, say: OnProgress
+) -> dict[str, str]:
+    """Train cells, each in a process of its own, `workers` at a time; the reasons of those that failed, by name."""
+    waiting, failed = list(configs), {}
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    done = 0
+    with ExitStack() as stack:
+        stack.callback(lambda: end_all(running))
+        while waiting or running:
+            while waiting and len(running) < workers:
+                name = waiting.pop(0)
+                running[name] = start(name, configs[name], out)
+            time.sleep(POLL)
+            for name, process in list(running.items()):
+                say(progress_of(out / "cells" / name, configs[name], done=done))
+                if process.poll() is not None:
+                    del running[name]
+                    close(process)
+                    done += 1
+                    if process.returncode or not is_finished(out, name):
+                        failed[name] = last_words(out / "cells" / f"{name}.log", process.returncode)
+    return failed
+
+
+def start(name: str, config: TrainingConfig, out: Path) -> subprocess.Popen[bytes]:
+    """Start the process of one cell; what it says goes to cells/NAME.log."""
+    file = out / "cells" / f"{name}.toml"
+    write_durably(file, config.as_toml())
+    with (out / "cells" / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "varifocal.experiments.cell", str(file), str(out / "cells" / name)],
+            # An open pipe that closes when this process ends, however it ends: the cell watches it.
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+
+
+def close(process: subprocess.Popen[bytes]) -> None:
+    """Close our end of a cell's standard input."""
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def end_all(running: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Let the cells that still run save a checkpoint, as the end of their input tells them, and wait for them."""
+    for process in running.values():
+        close(process)
+    for process in running.values():
+        process.wait()
+
+
+def progress_of(run: Path, config: TrainingConfig, *, done: int) -> CellProgress:
+    """How far a run is, by the last whole line of its metrics."""
+    entry = last_entry(run / "metrics.jsonl")
+    return CellProgress(
+        cell=run.name,
+        done=done,
+        cells=0,
+        step=int(entry.get("step", 0)),
+        steps=config.optimization.total_steps,
+        loss=entry.get("loss", entry.get("validation_loss")),
+    )
+
+
+def last_entry(file: Path) -> dict[str, Any]:
+    """The last line of a JSON lines file that is whole; nothing if there is none."""
+    try:
+        with file.open("rb") as lines:
+            lines.seek(0, os.SEEK_END)
+            lines.seek(max(0, lines.tell() - 4096))
+            tail = lines.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in reversed(tail):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict):
+            return entry
+    return {}
+
+
+def last_words(log: Path, code: int) -> str:
+    """The last line that a failed cell wrote."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"it ended with exit code {code}; its log {log} is empty"
+
+
+def measure_on_test_split(run: Path, config: TrainingConfig, *, most_tokens: int | None) -> None:
+    """Write test.json into a finished run, unless it is there: loss on the test split, recall if it is a probe."""
+    file = run / "test.json"
+    if file.is_file():
+        return
+    from varifocal.model import load_model
+    from varifocal.training.evaluation import evaluate
+    from varifocal.training.probe_accuracy import is_probe, probe_accuracy
+
+    assert config.data.path is not None
+    data: PreparedData = open_data(config.data.path)
+    model, split, length = load_model(run / "model"), data.split("test"), config.optimization.length
+    found = evaluate(model, split, length=length, most_tokens=most_tokens)
+    content: dict[str, Any] = {
+        "test_loss": found.loss,
+        "test_bits_per_byte": found.bits_per_byte,
+        "test_tokens": found.tokens,
+    }
+    if is_probe(data):
+        answers = probe_accuracy(model, split, length=length, most_tokens=most_tokens)
+        content["recall"] = {str(one.distance): one.as_json() for one in answers}
+    write_durably(file, json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""What a layer does between its matrix products, in one pass each."""

@@ -1,0 +1,1 @@
+"""What a training or a serving takes, before it is paid for."""

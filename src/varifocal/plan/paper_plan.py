@@ -1,0 +1,44 @@
+"""The papers' tables of memory and speed as the cost model sees them, for kernels and for prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from varifocal.model.presets import preset
+from varifocal.plan.hardware import Hardware
+from varifocal.plan.plan import Training, predict
+
+Way = Literal["our kernels", "prototype", "all written out"]
+WAYS: tuple[Way, ...] = ("our kernels", "prototype", "all written out")
+"""A prototype writes the scores of all pairs out for the paper's own mechanism, and runs the others in kernels."""
+OWN = ("context_adaptive", "head_gated", "sparse_geometric")
+"""The papers' own mechanisms."""
+ROWS = 8
+"""Rows at once: what the papers' configs of ours have."""
+
+
+def paper_predictions(
+    way: Way, mechanisms: tuple[str, ...], hardware: Hardware, *, gpus: int = 8, context: int | None = None
+) -> Mapping[Literal["memory", "speed"], Mapping[str, float]]:
+    """Bytes and tokens a second of the papers' model with each mechanism."""
+    found: dict[Literal["memory", "speed"], dict[str, float]] = {"memory": {}, "speed": {}}
+    for name in mechanisms:
+        config = preset(
+            "qwen-134m", mechanism=name, **({} if context is None else {"max_position_embeddings": context})
+        )
+        training = Training(
+            config=config,
+            tokens=1e10,
+            length=config.max_position_embeddings,
+            batch=ROWS * gpus,
+            devices=gpus,
+            micro_batch=ROWS,
+            execution="written out" if way == "all written out" or (way == "prototype" and name in OWN) else "kernels",
+            # A plain head under autocast, as the papers will have had.
+            head_precision="bfloat16",
+        )
+        one = predict(training, hardware)
+        found["memory"][name] = one.peak
+        found["speed"][name] = one.tokens_per_second
+    return found

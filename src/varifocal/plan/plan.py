@@ -1,0 +1,245 @@
+"""What a training will take: memory by part, tokens a second, hours, cost; from a step's work and a device's rates."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from varifocal.attention.mechanisms import MECHANISMS
+from varifocal.attention.mechanisms.registry import nearest
+from varifocal.model.config import VarifocalConfig
+from varifocal.plan.cost import parameters_by_part
+from varifocal.plan.hardware import Assumptions, Hardware, Precision
+from varifocal.plan.step_cost import HEAD_PRECISION, Execution, MicroBatch, StepWork, memory_by_part, step_work
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in MECHANISMS},
+    "dynamic_sparse blocks": ("dynamic_sparse", {"select": "blocks"}),
+    "context_adaptive blocks": ("context_adaptive", {"select": "blocks"}),
+}
+"""By name: a mechanism and its options."""
+LARGEST_MICRO_BATCH = 64
+"""Rows beyond which a step gains nothing."""
+
+
+def variant_name(mechanism: str, options: Mapping[str, Any]) -> str:
+    """The mechanism, and how it selects where that is not key by key."""
+    return f"{mechanism} blocks" if options.get("select") == "blocks" else mechanism
+
+
+def find_variants(names: Sequence[str] | None) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The variants of those names, all for None; ValueError with the nearest known name."""
+    for name in names or ():
+        if name not in VARIANTS:
+            raise ValueError(f"unknown mechanism {name!r}{nearest(name, VARIANTS)}; known are {', '.join(VARIANTS)}")
+    return {name: VARIANTS[name] for name in names or VARIANTS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is to be trained, and on how many devices."""
+
+    config: VarifocalConfig
+    tokens: float
+    length: int
+    batch: int = 512
+    """Rows of an optimizer step, over all devices."""
+    devices: int = 1
+    micro_batch: int | None = None
+    """Rows that a device computes at once; None for the most that fits."""
+    precision: Precision = "bfloat16"
+    checkpointing: bool = False
+    execution: Execution = "kernels"
+    head_precision: Precision = HEAD_PRECISION
+    """Of the head's products; in our loss they are float32 in any precision."""
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.batch % self.devices:
+            raise ValueError(f"batch must be a multiple of the {self.devices} devices, got {self.batch}")
+        if self.tokens <= 0:
+            raise ValueError(f"tokens must be above 0, got {self.tokens:g}")
+        if self.length < 2:
+            raise ValueError(f"context must be at least 2, got {self.length}")
+        share = self.batch // self.devices
+        if self.micro_batch is not None and (self.micro_batch < 1 or share % self.micro_batch):
+            raise ValueError(
+                f"micro-batch must divide the {share} rows that each device has of a step, got {self.micro_batch}"
+            )
+
+    @property
+    def share(self) -> int:
+        """Rows of each device in a step."""
+        return self.batch // self.devices
+
+    def part(self, rows: int) -> MicroBatch:
+        """So many of them at once."""
+        return MicroBatch(
+            rows=rows,
+            length=self.length,
+            precision=self.precision,
+            checkpointing=self.checkpointing,
+            execution=self.execution,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What the cost model says of a training."""
+
+    parameters: int
+    flops: float
+    """Of a token's forward and backward pass."""
+    memory: dict[str, float]
+    """Bytes by part, of one device."""
+    room: float
+    """Bytes that a device has for them."""
+    micro_batch: int
+    seconds: dict[str, float]
+    """Of an optimizer step, by part; what does not overlap."""
+    tokens_per_second: float
+    hours: float
+    cost: float | None
+    """Dollars; None without a price."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def peak(self) -> float:
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.room
+
+    @property
+    def step_seconds(self) -> float:
+        return sum(self.seconds.values())
+
+
+def predict(
+    training: Training, hardware: Hardware, assumptions: Assumptions | None = None, *, price: float | None = None
+) -> Prediction:
+    """What the training takes on that hardware; `price` is dollars an hour of one device, None for the table's."""
+    given = Assumptions() if assumptions is None else assumptions
+    if training.precision not in hardware.products:
+        raise ValueError(
+            f"{hardware.name} has no products in {training.precision}; use --precision {' or '.join(hardware.products)}"
+        )
+    room = hardware.memory if hardware.measured else hardware.memory * (1 - given.reserve) - given.context
+    parameters = sum(parameters_by_part(training.config).values())
+    rows = training.micro_batch or largest_micro_batch(training, room, parameters)
+    part = training.part(rows)
+    accumulated = training.share // rows
+    memory = memory_by_part(
+        training.config,
+        part,
+        parameters=parameters,
+        devices=training.devices,
+        accumulated=accumulated,
+        native=hardware.measured,
+    )
+    work = step_work(training.config, part, native=hardware.measured)
+    pass_seconds = seconds_of(work, training, hardware, given)
+    seconds = {name: accumulated * value for name, value in pass_seconds.items()}
+    # AdamW reads weight, gradient and two moments and writes all but the gradient; the norm reads each gradient, and
+    # clipping reads and writes it.
+    seconds["optimizer"] = 40.0 * parameters / (hardware.bandwidth * reached(hardware, given.bandwidth))
+    seconds["exchange"] = exchange_seconds(training, hardware, given, parameters, sum(pass_seconds.values()))
+    step = sum(seconds.values())
+    tokens_per_second = training.batch * training.length / step
+    hours = training.tokens / tokens_per_second / 3600
+    hourly = hardware.price if price is None else price
+    return Prediction(
+        parameters=parameters,
+        flops=work.flops / part.tokens,
+        memory=memory,
+        room=room,
+        micro_batch=rows,
+        seconds=seconds,
+        tokens_per_second=tokens_per_second,
+        hours=hours,
+        cost=None if hourly is None else hours * training.devices * hourly,
+        notes=notes_of(training, pass_seconds),
+    )
+
+
+def reached(hardware: Hardware, fraction: float) -> float:
+    """What of a rate is reached: the assumed fraction of a data sheet's, all of a measured one."""
+    return 1.0 if hardware.measured else fraction
+
+
+def largest_micro_batch(training: Training, room: float, parameters: int) -> int:
+    """The largest power of two of rows that divides a device's share and fits; 1 if none does."""
+    rows = 1
+    while rows < LARGEST_MICRO_BATCH and training.share % (2 * rows) == 0:
+        more = memory_by_part(
+            training.config,
+            training.part(2 * rows),
+            parameters=parameters,
+            devices=training.devices,
+            accumulated=training.share // (2 * rows),
+        )
+        if sum(more.values()) > room:
+            break
+        rows *= 2
+    return rows
+
+
+def seconds_of(work: StepWork, training: Training, hardware: Hardware, given: Assumptions) -> dict[str, float]:
+    """A micro-batch's forward and backward pass by part: what runs one after the other on the device."""
+    peak = hardware.products[training.precision]
+    rate = measured_rate(training.config, hardware) if hardware.measured else peak * given.attention
+    moving = hardware.bandwidth * reached(hardware, given.bandwidth)
+    # A GPU moves operands while it multiplies, and the slower one counts; a CPU's core does one after the other.
+    both = operator.add if hardware.measured else max
+    seconds = {
+        "products": both(work.products / (peak * reached(hardware, given.products)), work.operands / moving),
+        "head": both(
+            work.head / (hardware.products[training.head_precision] * reached(hardware, given.products)),
+            work.logits / moving,
+        ),
+        "attention": work.reading / rate
+        + work.rating / (rate if hardware.measured else peak * given.selection)
+        + work.exponentials / (hardware.exponentials * reached(hardware, given.exponentials)),
+        "other operators": work.traffic / moving,
+    }
+    starting = work.calls * (hardware.call if hardware.measured else given.call)
+    if hardware.measured:
+        return seconds | {"starting operators": starting}
+    # Operators are started ahead of the GPU; where that is slower, the GPU waits.
+    return seconds | {"waiting for Python": max(0.0, starting - sum(seconds.values()))}
+
+
+def measured_rate(config: VarifocalConfig, hardware: Hardware) -> float:
+    """Operations a second of the layers' attention: of several mechanisms, each takes as long as its own rate says."""
+    names = [variant_name(*config.layer_mechanism(layer)) for layer in range(config.num_hidden_layers)]
+    for name in names:
+        if name not in hardware.attention:
+            known = ", ".join(hardware.attention)
+            raise ValueError(f"{hardware.name} was not measured with {name}; measured are {known}")
+    return len(names) / sum(1 / hardware.attention[name] for name in names)
+
+
+def exchange_seconds(
+    training: Training, hardware: Hardware, given: Assumptions, parameters: int, pass_seconds: float
+) -> float:
+    """What the all-reduce of gradients, in float32, takes beyond the backward pass that it hides behind."""
+    if training.devices == 1:
+        return 0.0
+    moved = 2 * (training.devices - 1) / training.devices * 4.0 * parameters
+    slowest = hardware.link if training.devices <= given.devices_in_node else min(hardware.link, given.network)
+    return max(0.0, moved / slowest - given.overlap * 2 / 3 * pass_seconds)
+
+
+def notes_of(training: Training, seconds: dict[str, float]) -> tuple[str, ...]:
+    """What is worth knowing of where the time goes."""
+    total = sum(seconds.values())
+    share = seconds["attention"] / total
+    notes = [f"attention takes {share:.0%} of a pass: without any, it would be {1 / (1 - share):.2f} times as fast"]
+    if training.head_precision != training.precision:
+        notes.append(
+            f"the head's products run in {training.head_precision} inside of the loss: {seconds['head'] / total:.0%} "
+            "of a pass"
+        )
+    return tuple(notes)

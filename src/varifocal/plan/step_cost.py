@@ -1,0 +1,406 @@
+"""What a training step costs before it is run: operations, bytes moved and bytes kept, counted from the code.
+
+docs/scaling.md explains every term. The counts of passes, operators and kept numbers follow from what the model's
+layers do, and tests compare them with what torch counts while such a layer runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+
+from varifocal.attention.mechanisms.base import HeadShape, MechanismConfig
+from varifocal.attention.mechanisms.combiner import CombinerConfig
+from varifocal.attention.mechanisms.context_adaptive import ContextAdaptiveConfig
+from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparseConfig
+from varifocal.attention.mechanisms.head_gated import HeadGatedConfig
+from varifocal.attention.mechanisms.local import LocalConfig
+from varifocal.attention.mechanisms.registry import config_from_options
+from varifocal.attention.mechanisms.sparse_geometric import SparseGeometricConfig
+from varifocal.attention.mechanisms.work import chosen_keys, rated_keys, work
+from varifocal.equations.branches import TopK
+from varifocal.model.config import VarifocalConfig
+from varifocal.model.loss import ROWS_AT_A_TIME
+from varifocal.plan.hardware import Precision
+
+Execution = Literal["kernels", "written out"]
+"""How attention runs: in kernels that hold no pair of all, or with the scores of all pairs as tensors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What one device computes at once."""
+
+    rows: int
+    length: int
+    precision: Precision = "bfloat16"
+    checkpointing: bool = False
+    execution: Execution = "kernels"
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    @property
+    def narrow(self) -> int:
+        """Bytes of a number that products read."""
+        return 2 if self.precision == "bfloat16" else 4
+
+
+class StepWork(NamedTuple):
+    """The forward and backward pass of a micro-batch."""
+
+    products: float
+    """Operations of products with the layers' weights, those that are repeated in the backward pass included."""
+    head: float
+    """Operations of products with the head's weights."""
+    operands: float
+    """Bytes that the layers' products read and write, apart from their weights."""
+    logits: float
+    """The same for the head's."""
+    reading: float
+    """Operations of attention to the keys that are read."""
+    rating: float
+    """Operations that decide which keys are read and how much they count."""
+    exponentials: float
+    """Exponentials of softmaxes, and functions like them in pair networks."""
+    traffic: float
+    """Bytes read and written by operators that are no products."""
+    calls: float
+    """Operators started."""
+
+    @property
+    def flops(self) -> float:
+        return self.products + self.head + self.reading + self.rating
+
+
+class LayerSizes(NamedTuple):
+    """Widths of a layer, in numbers of a token."""
+
+    stream: int
+    """C."""
+    queries: int
+    """H D."""
+    keys: int
+    """G D, and as many values."""
+    inner: int
+    """Of the feed-forward part."""
+    heads: int
+
+
+def layer_sizes(config: VarifocalConfig) -> LayerSizes:
+    """The widths of every layer."""
+    shape = config.head_shape()
+    return LayerSizes(
+        shape.model_width,
+        shape.heads * shape.head_width,
+        shape.kv_heads * shape.head_width,
+        config.intermediate_size,
+        shape.heads,
+    )
+
+
+def layer_configs(config: VarifocalConfig) -> list[MechanismConfig]:
+    """The mechanism of each layer."""
+    return [config_from_options(*config.layer_mechanism(layer)) for layer in range(config.num_hidden_layers)]
+
+
+class Passes(NamedTuple):
+    """Bytes that the operators between products read and write for a token, forward and backward, and their number."""
+
+    stream: float
+    """Bytes for each number of the layer's width: norms, residuals, gradients that meet."""
+    heads: float
+    """For each number of queries and keys: norms and rotation."""
+    inner: float
+    """For each inner number of the feed-forward part."""
+    logits: float
+    """For each logit."""
+    weights: float
+    """For each weight of the layers, once a pass: copies to the narrow type and back."""
+    calls: float
+    """Operators of a layer, products included."""
+
+
+PASSES: dict[str, Passes] = {
+    "native": Passes(stream=124, heads=36, inner=44, logits=12, weights=0, calls=75),
+    "float32": Passes(stream=380, heads=308, inner=76, logits=36, weights=0, calls=190),
+    "bfloat16": Passes(stream=490, heads=378, inner=47, logits=36, weights=12, calls=251),
+}
+"""Our CPU kernels, one pass a step; and transformers' modules, operator by operator, in both precisions."""
+HEAD_PRECISION: Precision = "float32"
+"""In any precision: autocast does not reach the products inside of the loss."""
+CALLS_OUTSIDE = 75
+"""Operators before and behind the layers."""
+CALLS_OF_LOSS = 15
+"""Operators for each chunk of the loss."""
+
+
+def step_work(config: VarifocalConfig, part: MicroBatch, *, native: bool = False) -> StepWork:
+    """The work of a micro-batch's forward and backward pass; `native` if the steps between products are our kernels."""
+    sizes, tokens = layer_sizes(config), part.tokens
+    passes = PASSES["native" if native else part.precision]
+    layers = config.num_hidden_layers
+    head = float(config.vocab_size * config.hidden_size)
+    weights = layer_weights(sizes)
+    # Three products for each weight; with checkpointing a layer is computed again, but for its last product.
+    repeated = weights - sizes.stream * sizes.inner if part.checkpointing else 0
+    products = 2.0 * tokens * layers * (3 * weights + repeated)
+    attention = [attention_work(one, config.head_shape(), part) for one in layer_configs(config)]
+    reading, rating, exponentials, traffic, calls = (float(sum(column)) for column in zip(*attention, strict=True))
+    between = passes.stream * sizes.stream + passes.heads * (sizes.queries + sizes.keys) + passes.inner * sizes.inner
+    again = 1 + part.checkpointing / 3
+    return StepWork(
+        products=products,
+        head=2.0 * tokens * 3 * head,
+        operands=float(part.narrow * tokens * layers * operand_numbers(sizes, part)),
+        # The logits are written, and their gradient is read twice, in float32.
+        logits=12.0 * tokens * (config.vocab_size + config.hidden_size),
+        reading=tokens * reading,
+        rating=tokens * rating,
+        exponentials=tokens * exponentials,
+        traffic=tokens * (layers * between * again + passes.logits * config.vocab_size + traffic)
+        + layers * passes.weights * weights,
+        calls=layers * passes.calls * again + calls + CALLS_OUTSIDE + CALLS_OF_LOSS * -(-tokens // ROWS_AT_A_TIME),
+    )
+
+
+def layer_weights(sizes: LayerSizes) -> int:
+    """Weights that a layer multiplies by: four projections of its attention, three of its feed-forward part."""
+    return sizes.stream * (2 * sizes.queries + 2 * sizes.keys + 3 * sizes.inner)
+
+
+def operand_numbers(sizes: LayerSizes, part: MicroBatch) -> int:
+    """What the products of a layer read and write for a token."""
+    projections = 4 * sizes.stream + 2 * sizes.queries + 2 * sizes.keys
+    feed_forward = 3 * sizes.stream + 3 * sizes.inner
+    return (projections + feed_forward) * (3 + part.checkpointing)
+
+
+class AttentionWork(NamedTuple):
+    """A token's attention in one layer, forward and backward."""
+
+    reading: float
+    rating: float
+    exponentials: float
+    traffic: float
+    calls: float
+
+
+def attention_work(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> AttentionWork:
+    """The work of one layer's attention for an average token."""
+    if part.execution == "written out":
+        return written_out_work(config, shape, part)
+    one = work(config, shape, part.length)
+    ranking, training_only = ranking_flops(config, shape, part.length)
+    again = float(part.checkpointing)
+    heads, width, stream = shape.heads, shape.head_width, shape.model_width
+    functions = 1 + (config.hidden + 1 if learned_pairs(config) else 0)
+    traffic, calls = extra_operators(config, heads * width, shape.kv_heads * width, heads, stream)
+    return AttentionWork(
+        # Forward 2 products, backward 5: the scores are made again instead of kept.
+        reading=one.reading_flops * (3.5 + again),
+        # A choice has no gradient; what weighs has: twice the forward's work.
+        rating=ranking * (1 + again) + (one.rating_flops - ranking) * (3 + again) + training_only,
+        exponentials=one.keys_read * heads * functions * (2 + again),
+        traffic=traffic,
+        calls=calls,
+    )
+
+
+def learned_pairs(config: MechanismConfig) -> TypeGuard[SparseGeometricConfig]:
+    """Whether a network rates every pair."""
+    return isinstance(config, SparseGeometricConfig) and config.sparsity == "learned"
+
+
+def ranking_flops(config: MechanismConfig, shape: HeadShape, length: int) -> tuple[float, float]:
+    """Operations that rank keys, which have no backward pass; and those that only training adds (an indexer's loss)."""
+    place = torch.arange(length)
+    if isinstance(config, DynamicSparseConfig):
+        top_k = config.top_k(None)
+        ranked = float(rated_keys(top_k, place + 1).double().mean()) * 2 * config.rank
+        compared = float(chosen_keys(top_k, place).double().mean()) * (2 * shape.head_width + 6 * config.rank)
+        return shape.heads * ranked, shape.heads * compared
+    if isinstance(config, ContextAdaptiveConfig) and config.reads != "local":
+        ranked = float(rated_keys(config.top_k(), place + 1).double().mean()) * 2 * shape.head_width
+        return shape.heads * ranked, 0.0
+    return 0.0, 0.0
+
+
+def extra_operators(config: MechanismConfig, queries: int, keys: int, heads: int, stream: int) -> tuple[float, float]:
+    """Bytes moved for a token, and operators started, beside the attention itself: gates, widths, halves of pairs."""
+    match config:
+        case CombinerConfig():
+            return 4.0 * queries, 43
+        case DynamicSparseConfig():
+            return 21.0 * (queries + keys) + 800 * heads, 67
+        case ContextAdaptiveConfig():
+            return 24.0 * stream + 230 * heads + 1500, 81
+        case HeadGatedConfig():
+            return 12.0 * stream + 160 * heads, 27
+        case SparseGeometricConfig():
+            return 157.0 * queries, 31
+    return 0.0, 0
+
+
+class Written(NamedTuple):
+    """Scores that are written out for a query of one head."""
+
+    keys: float
+    branches: int
+    kept: float
+    """Bytes kept of each key for the backward pass."""
+    moved: float
+    """Bytes moved of each key, forward and backward."""
+
+
+def written_scores(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> Written:
+    """What a plain implementation writes: a softmax in float32 and its narrow copy for each branch, and masks."""
+    softmax, passes = 4.0 + part.narrow, 38.0
+    match config:
+        case LocalConfig():
+            # In blocks of one window, each query against its own block and the one before.
+            return Written(min(part.length, 2 * config.window), 1, softmax, passes)
+        case CombinerConfig():
+            return Written(work(config, shape, part.length).keys_read, 1, softmax, passes)
+        case HeadGatedConfig():
+            return Written(part.length, 2, 2 * softmax + 1, 2 * passes)
+        case ContextAdaptiveConfig():
+            # A soft edge in float32 and its logarithm, and the mask that a top-k leaves behind some passes of its own.
+            return Written(part.length, 2, 2 * softmax + 9, 2 * passes + 64)
+        case DynamicSparseConfig():
+            return Written(part.length, 1, softmax + 5, passes + 32)
+        case SparseGeometricConfig(sparsity="learned"):
+            # Before and behind the GELU of each hidden unit, and the gate and score that are multiplied.
+            return Written(part.length, 1, softmax + 8 * config.hidden + 8, passes + 32 * config.hidden + 24)
+    return Written(part.length, 1, softmax, passes)
+
+
+def written_out_work(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> AttentionWork:
+    """Attention with all scores as tensors: future keys are multiplied as well, and nothing is computed twice."""
+    written = written_scores(config, shape, part)
+    one, again = work(config, shape, part.length), float(part.checkpointing)
+    pairs = shape.heads * written.keys * written.branches
+    hidden = config.hidden if learned_pairs(config) else 0
+    return AttentionWork(
+        reading=4 * shape.head_width * pairs * (3 + again),
+        rating=one.rating_flops * (3 + again),
+        exponentials=pairs * (1 + hidden) * (1 + again),
+        traffic=shape.heads * written.keys * written.moved * (1 + again / 3),
+        calls=30.0 * written.branches,
+    )
+
+
+def memory_by_part(
+    config: VarifocalConfig,
+    part: MicroBatch,
+    *,
+    parameters: int,
+    devices: int = 1,
+    accumulated: int = 1,
+    native: bool = False,
+) -> dict[str, float]:
+    """Bytes of one device by part, at the moment of a step when they are most, for a model of so many parameters."""
+    sizes, tokens = layer_sizes(config), part.tokens
+    table = float(config.vocab_size * config.hidden_size)
+    weights = layer_weights(sizes)
+    kept = tokens * kept_numbers(config, part)
+    gates = tokens * sum(kept_by_mechanism(one, config.head_shape(), part) for one in layer_configs(config))
+    if part.checkpointing:
+        # The input of every layer, and all of the one that is being computed again.
+        inputs = 4.0 * tokens * sizes.stream * config.num_hidden_layers
+        kept, gates = inputs + kept / config.num_hidden_layers, gates / config.num_hidden_layers
+    moments = {
+        # The logits of a chunk, while every layer's results wait; of the gradients, the head's is there.
+        "loss": {"gradients": 4 * table, "loss": chunk_bytes(config, part), "workspace": 0.0},
+        # The first layer of the backward pass.
+        "backward": {"gradients": 4 * table, "loss": 0.0, "workspace": workspace_bytes(sizes, part, native=native)},
+        "end": {
+            "gradients": 4.0 * parameters,
+            "loss": 0.0,
+            # A tied table has two gradients, the head's and the tokens', and autograd adds them into a third.
+            "workspace": 4 * table if config.tie_word_embeddings else 0.0,
+            "activations": 0.0,
+            "gates and choices": 0.0,
+        },
+    }
+    constant = {
+        "weights": 4.0 * parameters,
+        "narrow weights": 2.0 * weights * config.num_hidden_layers if part.precision == "bfloat16" else 0.0,
+        "optimizer": 8.0 * parameters,
+        "exchange": 4.0 * parameters if devices > 1 else 0.0,
+    }
+    found = []
+    for one in moments.values():
+        if accumulated > 1:
+            one["gradients"] = 4.0 * parameters
+        found.append(constant | {"gradients": 0.0, "activations": kept, "gates and choices": gates} | one)
+    return max(found, key=lambda parts: sum(parts.values()))
+
+
+def kept_numbers(config: VarifocalConfig, part: MicroBatch) -> float:
+    """Bytes of a token that all layers keep for the backward pass, apart from what mechanisms add."""
+    sizes = layer_sizes(config)
+    if part.narrow == 4:
+        # The results of two norms; queries, keys, values and outputs; gate and up; sums of the softmaxes; what norms
+        # multiplied by.
+        numbers = 2 * sizes.stream + 2 * (sizes.queries + sizes.keys) + 2 * sizes.inner + 4 * sizes.heads
+        numbers += sizes.heads + config.head_shape().kv_heads + 4
+        layer = 4.0 * numbers
+    else:
+        # The stream before two norms in float32, and a narrow copy for each of five projections; queries and keys
+        # before and behind norm and rotation, values and outputs; gate and up.
+        stream = (8.0 + 5 * part.narrow) * sizes.stream
+        layer = stream + part.narrow * (3.0 * (sizes.queries + sizes.keys) + 2 * sizes.inner) + 12.0 * sizes.heads
+    layers: int = config.num_hidden_layers
+    return layers * layer + 12.0 * sizes.stream
+
+
+def kept_by_mechanism(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> float:
+    """Bytes of a token that one layer's mechanism keeps: gates, widths, chosen keys, an output, halves of pairs."""
+    heads, width = shape.heads, shape.head_width
+    queries, keys, number = heads * width, shape.kv_heads * width, part.narrow
+    if part.execution == "written out":
+        written = written_scores(config, shape, part)
+        return heads * written.keys * written.kept
+    last = torch.tensor([part.length - 1])
+    match config:
+        case CombinerConfig():
+            return 16.0 * heads
+        case DynamicSparseConfig():
+            chosen = chosen_numbers(config.top_k(None), last)
+            halves = (heads + shape.kv_heads) * config.rank
+            return 4.0 * (halves + heads * chosen)
+        case ContextAdaptiveConfig():
+            chosen = chosen_numbers(config.top_k(), last) if config.reads != "local" else 0
+            output = number * queries if config.select == "blocks" else 0
+            return 8.0 * config.gate.hidden + heads * (32.0 + 4 * chosen) + output
+        case HeadGatedConfig():
+            return number * queries + 24.0 * heads
+        case SparseGeometricConfig(sparsity="learned"):
+            return 4.0 * (4 * queries + keys) + heads * (8.0 * config.hidden + 16)
+    return 0.0
+
+
+def chosen_numbers(top_k: TopK, last: Tensor) -> int:
+    """Indices kept for each query: as many as the last one chooses."""
+    count = top_k.keys_per_query(last) if top_k.select == "exact" else top_k.blocks_per_query(last)
+    return int(count)
+
+
+def chunk_bytes(config: VarifocalConfig, part: MicroBatch) -> float:
+    """The logits of a chunk, in float32 in any precision, and the gradient of the last hidden states."""
+    vocabulary: int = config.vocab_size
+    width: int = config.hidden_size
+    return 4.0 * vocabulary * min(ROWS_AT_A_TIME, part.tokens) + 4.0 * width * part.tokens
+
+
+def workspace_bytes(sizes: LayerSizes, part: MicroBatch, *, native: bool) -> float:
+    """What the backward pass of one layer holds for a while: the larger of its two halves."""
+    streams, inner = (2, 4) if native else (4, 7)
+    feed_forward = 4.0 * streams * sizes.stream + part.narrow * inner * sizes.inner
+    attention = 8.0 * sizes.stream + part.narrow * 3.0 * (sizes.queries + sizes.keys)
+    return part.tokens * max(feed_forward, attention)

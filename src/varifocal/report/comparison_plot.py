@@ -1,0 +1,89 @@
+"""The picture of a comparison: validation loss while training, and how far each arm lies from the baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from varifocal.statistics.comparison import Comparison
+from varifocal.statistics.estimates import Estimate, estimate, paired_difference
+
+Curve = list[tuple[int, Estimate]]
+
+
+def plot_comparison(comparison: Comparison, path: Path) -> None:
+    """Means over seeds with their 95 % intervals as bands; PNG or SVG by the file's ending."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (losses, differences) = pyplot.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    for number, result in enumerate(comparison.results):
+        baseline = result.name == comparison.baseline
+        color = "black" if baseline else f"C{number % 10}"
+        style = {"color": color, "linewidth": 2.0 if baseline else 1.5, "linestyle": "-" if number < 10 else "--"}
+        curves = [(losses, loss_curve(comparison, result.name))]
+        if not baseline:
+            curves.append((differences, difference_curve(comparison, result.name)))
+        for axes, curve in curves:
+            tokens = [count / 1e6 for count, _ in curve]
+            axes.plot(tokens, [point.mean for _, point in curve], label=result.name, marker=".", **style)
+            bounds = [point.interval for _, point in curve]
+            if all(bound is not None for bound in bounds):
+                low, high = ([bound[side] for bound in bounds if bound is not None] for side in (0, 1))
+                axes.fill_between(tokens, low, high, color=color, alpha=0.12, linewidth=0)
+    differences.axhline(0, color="black", linewidth=1.0)
+    differences.set_title(f"difference to {comparison.baseline}, paired by seed", fontsize=11)
+    losses.set_title("validation loss, nats a token", fontsize=11)
+    zoom(losses)
+    for axes in (losses, differences):
+        axes.set_xlabel("million tokens of training")
+        axes.grid(alpha=0.3)
+    losses.legend(fontsize=8)
+    seeds = len(comparison.content["seeds"])
+    figure.suptitle(
+        f"{comparison.content['title']}: mean of {seeds} seed{'' if seeds == 1 else 's'}"
+        + (", bands are 95 % intervals" if seeds > 1 else ""),
+        fontsize=11,
+    )
+    # Written beside and renamed; the ending stays, for it decides the format.
+    beside = path.with_name(f".part-{path.name}")
+    try:
+        figure.savefig(beside, dpi=120)
+        beside.replace(path)
+    finally:
+        pyplot.close(figure)
+        beside.unlink(missing_ok=True)
+
+
+def zoom(axes: Any) -> None:
+    """Leave out the steep beginning, where all arms are alike: the first quarter of the training sets no limit."""
+    points = [(tokens, loss) for line in axes.get_lines() for tokens, loss in zip(*line.get_data(), strict=True)]
+    end = max(tokens for tokens, _ in points)
+    late = [loss for tokens, loss in points if tokens >= end / 4]
+    margin = 0.05 * (max(late) - min(late)) or 0.05
+    axes.set_ylim(min(late) - margin, max(late) + margin)
+
+
+def loss_curve(comparison: Comparison, arm: str) -> Curve:
+    """The validation loss of an arm by tokens, where all of its seeds were validated."""
+    curves = [dict(map(tuple, cell["curve"])) for cell in comparison.cells(arm).values()]
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return [(tokens, estimate([curve[tokens] for curve in curves])) for tokens in shared]
+
+
+def difference_curve(comparison: Comparison, arm: str) -> Curve:
+    """The paired difference of an arm to the baseline by tokens."""
+    ours, theirs = comparison.cells(arm), comparison.cells(comparison.baseline)
+    pairs = [
+        (dict(map(tuple, ours[seed]["curve"])), dict(map(tuple, theirs[seed]["curve"])))
+        for seed in ours
+        if seed in theirs
+    ]
+    if not pairs:
+        return []
+    shared = sorted(set.intersection(*(set(a) & set(b) for a, b in pairs)))
+    return [
+        (tokens, paired_difference([a[tokens] for a, _ in pairs], [b[tokens] for _, b in pairs])) for tokens in shared
+    ]

@@ -1,0 +1,129 @@
+"""What gates, widths and choices do while a model trains, from the traces of its runs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from varifocal.report.page.drawing import canvas, finished, heat_map, legend, line_style, plain_numbers
+from varifocal.report.page.figure import Cell, Figure
+from varifocal.report.page.sources import RunFiles
+
+OVER_TRAINING = {
+    "gate_mean": ("Gates over training", "gate, weight of the near branch"),
+    "gate_saturated": ("Saturated gates over training", "share below 0.05 or above 0.95"),
+    "gate_gradient": ("Gradient of the gates over training", "norm of the gradient"),
+    "width_mean": ("Width of the windows over training", "keys"),
+    "distance_mean": ("Distance of chosen keys over training", "tokens"),
+}
+"""Title and axis of each trace that is shown by layer."""
+
+
+def gate_figures(arm: str, runs: list[RunFiles], command: str | None = None) -> list[Figure]:
+    """The figures of an arm's traces, in the mean over its seeds; `command` made them, by default the runs' own."""
+    traces = mean_traces([run.traces for run in runs if run.traces])
+    if not traces:
+        return []
+    command = command or next(run.command for run in runs if run.traces)
+    seeds = sum(bool(run.traces) for run in runs)
+    figures = []
+    if "gate_mean" in traces:
+        figures.append(map_figure(arm, traces, seeds, command))
+    for name in OVER_TRAINING:
+        if name in traces:
+            figures.append(training_figure(arm, name, traces, seeds, command))
+    return figures
+
+
+def mean_traces(every: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[numpy.float64]]:
+    """The mean over runs of what they have in common, at the steps that all have."""
+    if not every:
+        return {}
+    steps = sorted(set.intersection(*(set(traces["step"].tolist()) for traces in every)))
+    found: dict[str, NDArray[numpy.float64]] = {"step": numpy.array(steps, dtype=numpy.float64)}
+    if not steps:
+        return {}
+    for name in set.intersection(*(set(traces) for traces in every)) - {"step"}:
+        parts = [traces[name][[traces["step"].tolist().index(step) for step in steps]] for traces in every]
+        if len({part.shape for part in parts}) == 1:
+            found[name] = numpy.mean([part.astype(numpy.float64) for part in parts], axis=0)
+    return found
+
+
+def map_figure(arm: str, traces: dict[str, NDArray[numpy.float64]], seeds: int, command: str) -> Figure:
+    """The gate of each layer and head at the end."""
+    gates = traces["gate_mean"][-1]
+    layers, heads = gates.shape
+    with canvas(1.6 + 0.55 * heads, 1.2 + 0.42 * layers) as (figure, axes):
+        heat_map(figure, axes, gates.tolist(), least=0.0, most=1.0, form=".2f")
+        svg = finished(figure)
+    nearest, furthest = (
+        numpy.unravel_index(place, gates.shape) for place in (numpy.nanargmax(gates), numpy.nanargmin(gates))
+    )
+    return Figure(
+        name=f"{arm}_gate_map",
+        title=f"Gate of each layer and head of {arm} after {int(traces['step'][-1])} steps, mean over {plural(seeds)}",
+        svg=svg,
+        words=(
+            "1 reads the near branch only, 0 the far one only. Mean over all heads "
+            f"{numpy.nanmean(gates):.3f}; highest {gates[nearest]:.3f} in layer {nearest[0]} head {nearest[1]}, lowest "
+            f"{gates[furthest]:.3f} in layer {furthest[0]} head {furthest[1]}."
+        ),
+        header=("layer", "head", "gate", "deviation", "saturated"),
+        rows=[
+            [layer, head, *(cell(traces[name][-1, layer, head]) if name in traces else None
+                            for name in ("gate_mean", "gate_deviation", "gate_saturated"))]
+            for layer in range(layers) for head in range(heads)
+        ],
+        command=command,
+    )  # fmt: skip
+
+
+def training_figure(arm: str, name: str, traces: dict[str, NDArray[numpy.float64]], seeds: int, command: str) -> Figure:
+    """One trace by layer, in the mean over heads, against the step."""
+    title, axis = OVER_TRAINING[name]
+    steps = traces["step"]
+    with warnings.catch_warnings():
+        # A layer that has no such thing is NaN throughout.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        by_layer = numpy.nanmean(traces[name], axis=2)
+    shown = [layer for layer in range(by_layer.shape[1]) if numpy.isfinite(by_layer[:, layer]).any()]
+    with canvas(5.0, 3.4) as (figure, axes):
+        for layer in shown:
+            axes.plot(steps, by_layer[:, layer], label=f"layer {layer}", **line_style(layer))
+        if name == "gate_gradient" and numpy.nanmin(by_layer[:, shown]) > 0:
+            axes.set_yscale("log")
+            plain_numbers(axes.yaxis)
+        if name == "gate_mean":
+            axes.set_ylim(0, 1)
+        if name == "gate_saturated":
+            axes.set_ylim(-0.02, 1.02)
+        axes.set_xlabel("step")
+        axes.set_ylabel(axis)
+        legend(figure, axes, columns=4)
+        svg = finished(figure)
+    told = "; ".join(f"layer {layer} from {by_layer[0, layer]:.3g} to {by_layer[-1, layer]:.3g}" for layer in shown)
+    return Figure(
+        name=f"{arm}_{name}",
+        title=f"{title}, {arm}, by layer; mean over heads and {plural(seeds)}",
+        svg=svg,
+        words=f"{axis}: {told} (step {int(steps[0])} to {int(steps[-1])}).",
+        header=("step", "layer", name),
+        rows=[
+            [int(step), layer, cell(by_layer[number, layer])] for number, step in enumerate(steps) for layer in shown
+        ],
+        command=command,
+    )
+
+
+def cell(value: float) -> Cell:
+    """The number, or nothing."""
+    return float(f"{value:.6g}") if numpy.isfinite(value) else None
+
+
+def plural(seeds: int) -> str:
+    """1 seed, 2 seeds."""
+    return f"{seeds} seed{'' if seeds == 1 else 's'}"

@@ -1,0 +1,286 @@
+"""The page itself: sections of tables and figures, filled into the template."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from varifocal.report.analysis import (
+    KIND_LEGEND,
+    QUANTITY_NAMES,
+    Analysis,
+    capital,
+    findings,
+    gain_sentence,
+    kind_table,
+    selection_table,
+)
+from varifocal.report.attention_bench import AttentionBench, memory_table, speedup_table
+from varifocal.report.comparison_tables import (
+    Table,
+    cost_legend,
+    cost_table,
+    legend,
+    loss_table,
+    our_setting,
+    paper_comparisons,
+    recall_table,
+    scaled_down,
+    verdicts,
+)
+from varifocal.report.page.analysis_figures import analysis_figures
+from varifocal.report.page.answer import Answer, answer_of_comparison, answer_of_run
+from varifocal.report.page.bench_figures import PASSES, bench_figures
+from varifocal.report.page.drawing import OWN_ID
+from varifocal.report.page.figure import Figure
+from varifocal.report.page.gate_figures import gate_figures
+from varifocal.report.page.loss_figures import comparison_figures, run_figure
+from varifocal.report.page.sources import RunFiles, Source
+from varifocal.statistics.comparison import Comparison
+
+TEMPLATES = Path(__file__).with_name("templates")
+UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError)
+"""What a file of the right name and the wrong content leads to."""
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class ShownTable:
+    """A table with its title and the line below it."""
+
+    title: str
+    rows: Table
+    below: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a section: folded if it is one of many."""
+
+    title: str
+    sentences: tuple[str, ...] = ()
+    tables: tuple[ShownTable, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    folded: bool = False
+
+
+@dataclass
+class Section:
+    """What the page says of one source."""
+
+    title: str
+    answer: Answer | None
+    setting: str = ""
+    notes: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+
+def make_page(sources: Sequence[Source], bench: AttentionBench | None, *, title: str, command: str, made: str) -> str:
+    """The whole page as HTML.
+
+    Args:
+        sources: what to show, in this order.
+        bench: a benchmark of speed and memory against length, if there is one.
+        title: of the page.
+        command: that makes the page.
+        made: when, and with which version.
+    """
+    require_packages()
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    sections = [section_of(source) for source in sources]
+    if bench is not None:
+        sections.append(bench_section(bench))
+    numbers = iter(range(1, 1_000_000))
+
+    def picture(figure: Figure) -> Markup:
+        # matplotlib escapes the texts of its SVG; all else of the page is escaped by the template.
+        return Markup(figure.svg.replace(OWN_ID, f"f{next(numbers)}-"))
+
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.globals["picture"] = picture
+    style = Markup((TEMPLATES / "report.css").read_text(encoding="utf-8"))
+    return templates.get_template("report.html").render(
+        title=title,
+        style=style,
+        sections=sections,
+        limits=limits(sources, bench),
+        command=command,
+        made=made,
+    )
+
+
+def require_packages() -> None:
+    """ValueError unless the packages of the extra `report` are here."""
+    missing = [name for name in ("jinja2", "matplotlib") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ValueError(f"a report needs {' and '.join(missing)}; install with: pip install 'varifocal[report]'")
+
+
+def section_of(source: Source) -> Section:
+    """A comparison or a run."""
+    section = Section(source.title, None, notes=list(source.notes))
+    if source.comparison is not None:
+        add_comparison(section, source.comparison)
+    else:
+        (run,) = source.every_run()
+        section.answer = answer_of_run(run)
+        figure = run_figure(run)
+        section.parts.append(Part("Loss", figures=() if figure is None else (figure,)))
+    add_gates(section, source)
+    add_analyses(section, source)
+    return section
+
+
+def add_comparison(section: Section, comparison: Comparison) -> None:
+    """Losses, recall, cost, and the papers' tables beside ours."""
+    section.answer = answer_of_comparison(comparison)
+    section.setting = our_setting(comparison)
+    line = scaled_down(comparison)
+    section.parts.append(
+        Part(
+            "Loss",
+            tuple(verdicts(comparison)),
+            (ShownTable("Losses", loss_table(comparison), legend(comparison)),),
+            tuple(comparison_figures(comparison)),
+        )
+    )
+    papers = paper_comparisons(comparison)
+    if papers:
+        tables = [
+            ShownTable(paper.name, rows, f"{paper.citation}. {scaled_down(comparison, paper)}")
+            for paper, rows in papers
+        ]
+        section.parts.append(Part("Beside the papers", tables=tuple(tables)))
+    if (recall := recall_table(comparison)) is not None:
+        below = f"{line} The share of questions answered rightly, test split."
+        section.parts.append(Part("Recall by distance", tables=(ShownTable("Right answers", recall, below),)))
+    cost = ShownTable("Cost of training", cost_table(comparison), f"{line} {cost_legend(comparison)}")
+    section.parts.append(Part("Cost", tables=(cost,)))
+
+
+def add_gates(section: Section, source: Source) -> None:
+    """What the gates of every arm that has any did while it trained."""
+    parts: list[Part] = []
+    command = None
+    if source.comparison is not None:
+        command = str(source.comparison.content.get("environment", {}).get("command", ""))
+    for arm, runs in source.runs.items():
+        figures = guarded(section, f"the gates of {arm}", partial(gate_figures, arm, runs, command))
+        if figures:
+            parts.append(Part(f"Gates of {arm} over training", figures=tuple(figures), folded=len(parts) > 1))
+    if not parts:
+        section.notes.append("There are no gates to show: no run here left traces of gates, widths or choices.")
+    section.parts += parts
+
+
+def add_analyses(section: Section, source: Source) -> None:
+    """What `varifocal analyze` found in the models of the runs."""
+    parts: list[Part] = []
+    for run in source.every_run():
+        for analysis in run.analyses:
+            make = partial(analysis_part, run, analysis, folded=len(parts) > 1)
+            if (part := guarded(section, str(analysis.path), make)) is not None:
+                parts.append(part)
+    if not parts:
+        section.notes.append(
+            "There is no analysis of what heads read at which tokens: 'varifocal analyze MODEL --data DATA' makes one."
+        )
+    section.parts += parts
+
+
+def analysis_part(run: RunFiles, analysis: Analysis, *, folded: bool) -> Part:
+    """The sentences, tables and figures of one analysis."""
+    tables = [
+        ShownTable(f"{capital(QUANTITY_NAMES[name])}, by kind of token", kind_table(quantity["by_kind"]), KIND_LEGEND)
+        for name, quantity in analysis.quantities.items()
+    ]
+    return Part(
+        f"What {run.name} reads, and where its gates differ",
+        (f"{analysis.setting()}.", *findings(analysis), gain_sentence(analysis)),
+        (*tables, ShownTable("Dense attention recovered, head by head", selection_table(analysis))),
+        tuple(analysis_figures(run.name, analysis)),
+        folded=folded,
+    )
+
+
+def bench_section(bench: AttentionBench) -> Section:
+    """Speed and memory against the length."""
+    section = Section("Speed and memory against the length of the text", None)
+    try:
+        sizes = bench.content["workload"]
+        section.setting = (
+            f"{sizes['heads']} heads of {sizes['head_width']} with {sizes['kv_heads']} key heads, "
+            f"{str(sizes['dtype']).removeprefix('torch.')}, {bench.content['environment']['threads']} threads of "
+            f"{bench.content['environment']['processor']}"
+        )
+        for kind in (one for one in PASSES if one in bench.passes()):
+            tables = [ShownTable(f"Speed relative to {bench.baseline}, {PASSES[kind]}", speedup_table(bench, kind))]
+            if any(row["peak_bytes"] for row in bench.content["rows"] if row["pass"] == kind):
+                tables.append(ShownTable(f"Peak additional memory in MB, {PASSES[kind]}", memory_table(bench, kind)))
+            figures = tuple(bench_figures(bench, kind)) if kind == "training" else ()
+            name, folded = PASSES[kind].capitalize(), kind != "training"
+            section.parts.append(Part(name, tables=tuple(tables), figures=figures, folded=folded))
+    except UNFIT as error:
+        raise ValueError(
+            f"the benchmark's file has parts missing or of another kind ({type(error).__name__}: {error}); "
+            "make it again"
+        ) from error
+    return section
+
+
+def guarded(section: Section, what: str, make: Callable[[], Made]) -> Made | None:
+    """What was made, or None and a note if the file's content does not fit."""
+    try:
+        return make()
+    except UNFIT as error:
+        section.notes.append(f"Not shown: {what} has parts missing or of another kind ({type(error).__name__}).")
+        return None
+
+
+def limits(sources: Sequence[Source], bench: AttentionBench | None) -> Iterator[str]:
+    """What the numbers of this page do not show."""
+    comparisons = [source.comparison for source in sources if source.comparison is not None]
+    if any(len(comparison.content["seeds"]) == 1 for comparison in comparisons):
+        yield "With one seed there is no interval, and no difference in loss can be told from chance."
+    if comparisons:
+        yield (
+            "Models and data here are far smaller than the papers': their numbers are neither confirmed nor refuted. "
+            "Whether a difference lasts with more parameters or a longer training is open."
+        )
+        yield "Every arm ran with the same learning rate and budget; an arm tuned for itself might do better."
+        yield (
+            "Speed and time of training are those of the cells as they ran, beside each other and whatever else the "
+            "machine did."
+        )
+    yield "Intervals over seeds cover weights and data order, not the choice of data, tokenizer or split."
+    if any(run.traces for source in sources for run in source.every_run()):
+        yield "Gates over training come from the same few validation rows each time; they have no interval over texts."
+    if any(run.analyses for source in sources for run in source.every_run()):
+        yield (
+            "An analysis is of one trained model: its intervals cover documents, not seeds. A gate that differs at a "
+            "kind of token need not differ because of it."
+        )
+        yield (
+            "Kinds of token come from rules for English text, not from a parser; the worth of far text is measured "
+            "with the text cut short, which is not how the model was trained."
+        )
+        yield "Attention mass says where a head looks, not what the model would lose without it."
+    if bench is not None:
+        yield (
+            "The benchmark is of attention alone, on the machine that it names; other machines, lengths and sizes "
+            "differ."
+        )
+    if any(run.summary is None for source in sources for run in source.every_run()):
+        yield "Some runs have not finished; what is shown of them is a moment, not a result."

@@ -1,0 +1,1 @@
+"""The files that commands write: what is in them, and how they are read."""

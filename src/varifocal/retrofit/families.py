@@ -1,0 +1,133 @@
+"""Checkpoints of other families: what their configs mean for ours, and their weights in our model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from varifocal.attention.mechanisms.registry import nearest
+from varifocal.model.checkpoints import only_errors, some
+from varifocal.model.config import VarifocalConfig
+from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.retrofit.sources import open_source
+
+SHARED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache",
+    "tie_word_embeddings", "rope_parameters", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+"""Fields that all families have, of the same meaning as in VarifocalConfig."""
+
+
+def qwen3_switches(config: PretrainedConfig) -> dict[str, Any]:
+    """Qwen3 has norms of queries and keys; biases are a field of its own."""
+    return {"qk_norm": True, "attention_bias": config.attention_bias}
+
+
+def qwen2_switches(config: PretrainedConfig) -> dict[str, Any]:
+    """Qwen2 has no such norms, and biases of the query, key and value projections."""
+    return {"qk_norm": False, "qkv_bias": True}
+
+
+def llama_switches(config: PretrainedConfig) -> dict[str, Any]:
+    """Llama has neither; its biases, if any, are those of all four projections."""
+    if config.mlp_bias:
+        raise ValueError(
+            "a Llama checkpoint with mlp_bias=True cannot be taken over: the feed-forward here has no bias"
+        )
+    return {"qk_norm": False, "attention_bias": config.attention_bias}
+
+
+def varifocal_switches(config: PretrainedConfig) -> dict[str, Any]:
+    """A model of ours, to be given another mechanism."""
+    return {name: getattr(config, name) for name in ("qk_norm", "qkv_bias", "attention_bias")}
+
+
+FAMILIES: dict[str, Callable[[PretrainedConfig], dict[str, Any]]] = {
+    "qwen3": qwen3_switches,
+    "qwen2": qwen2_switches,
+    "llama": llama_switches,
+    VarifocalConfig.model_type: varifocal_switches,
+}
+"""The switches of VarifocalConfig by a checkpoint's model_type."""
+
+
+def load_pretrained(
+    source: str | Path,
+    *,
+    mechanism: str | list[str] = "dense",
+    mechanism_options: dict[str, Any] | list[dict[str, Any]] | None = None,
+    dtype: torch.dtype | None = None,
+) -> VarifocalForCausalLM:
+    """A Qwen3, Qwen2 or Llama checkpoint as a model of ours, in evaluation mode.
+
+    Args:
+        source: a folder or a name on the hub with safetensors; or a .gguf file, also as owner/name/file.gguf.
+        mechanism: one for all layers, or a list with one for each; its own parameters start as in a new model.
+        mechanism_options: as in VarifocalConfig.
+        dtype: of the weights; None for the one they were saved in (float32 for GGUF).
+    """
+    model = open_source(source, FAMILIES, dtype=dtype)
+    return take_over(model, mechanism=mechanism, mechanism_options=mechanism_options)
+
+
+def take_over(
+    model: PreTrainedModel,
+    *,
+    mechanism: str | list[str] = "dense",
+    mechanism_options: Any = None,
+) -> VarifocalForCausalLM:
+    """A model of ours with copies of the weights of a model of transformers."""
+    config = translate_config(model.config, mechanism=mechanism, mechanism_options=mechanism_options)
+    weights = {name: value.clone() for name, value in model.state_dict().items() if ".mechanism." not in name}
+    with only_errors():
+        ours, report = VarifocalForCausalLM.from_pretrained(
+            None, config=config, state_dict=weights, dtype=model.dtype, output_loading_info=True
+        )
+    foreign = [name for name in report["missing_keys"] if ".mechanism." not in name]
+    if foreign or report["unexpected_keys"]:
+        wrong = some([*foreign, *report["unexpected_keys"]])
+        raise ValueError(f"the weights of this {model.config.model_type} model do not fit its config: {wrong}")
+    if model.generation_config is not None:
+        ours.generation_config = model.generation_config
+    taken: VarifocalForCausalLM = ours.eval()
+    return taken
+
+
+def translate_config(
+    config: PretrainedConfig, *, mechanism: str | list[str] = "dense", mechanism_options: Any = None
+) -> VarifocalConfig:
+    """The config of a checkpoint as ours, or a ValueError that says what has no counterpart."""
+    family = config.model_type
+    if family not in FAMILIES:
+        raise ValueError(f"unknown architecture {family!r}{nearest(family, FAMILIES)}; known are {', '.join(FAMILIES)}")
+    switches = FAMILIES[family](config)
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    windows = sliding_layers(config)
+    if any(window is not None for window in windows):
+        if mechanism != "dense":
+            raise ValueError(
+                f"this {family} checkpoint was trained with sliding windows in some layers, {mechanism!r} would take "
+                "their place; load it as 'dense', which keeps them, or give each layer's mechanism to a config of yours"
+            )
+        mechanism = ["dense" if window is None else "local" for window in windows]
+        mechanism_options = [{} if window is None else {"window": window, "global_tokens": 0} for window in windows]
+    return VarifocalConfig(
+        **{name: getattr(config, name) for name in SHARED},
+        **switches,
+        head_dim=head_width,
+        mechanism=mechanism,
+        mechanism_options=mechanism_options,
+    )
+
+
+def sliding_layers(config: PretrainedConfig) -> list[int | None]:
+    """The sliding window of each layer, None where it reads everything. A mechanism of ours is no such layer."""
+    types = getattr(config, "layer_types", None)
+    if types is None or config.model_type == VarifocalConfig.model_type:
+        return [None] * int(config.num_hidden_layers)
+    return [config.sliding_window if kind == "sliding_attention" else None for kind in types]

@@ -1,0 +1,107 @@
+"""Gives a pretrained model adaptive attention, such that it starts as the model it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from varifocal.attention.mechanisms.registry import config_from_options, mechanism_type
+from varifocal.model.checkpoints import only_errors
+from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.retrofit.dense_start import foreign_share, start_neutral, starting_options
+from varifocal.retrofit.families import FAMILIES, take_over, translate_config
+from varifocal.retrofit.sources import open_source, read_tokenizer
+
+LONGEST = 2048
+"""The context for which options are chosen if none is asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Retrofitted:
+    """A model with another mechanism, and what it came from."""
+
+    model: VarifocalForCausalLM
+    source: PreTrainedModel
+    """transformers' model of the checkpoint; it shares no weights with the new one."""
+    tokenizer: Any | None
+    options: dict[str, Any]
+    """All options of the mechanism."""
+    context: int
+    share: float | None
+    """How much of the attention is not dense at the start, as `foreign_share` promises it."""
+
+    def promise(self) -> str:
+        """The promise in a sentence."""
+        if self.share is None:
+            return f"no promise: it does not start as dense attention on texts of {self.context} tokens"
+        if self.share == 0:
+            return f"starts as dense attention, to rounding, on texts of up to {self.context} tokens"
+        return (
+            f"starts as dense attention but for a share of {self.share:.1e} of every head's output, "
+            f"on texts of up to {self.context} tokens"
+        )
+
+
+def retrofit(
+    source: str | Path,
+    *,
+    mechanism: str,
+    options: Mapping[str, Any] | None = None,
+    context: int | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> Retrofitted:
+    """A pretrained model with a mechanism in every layer, started as dense attention where the mechanism can.
+
+    Args:
+        source: as in load_pretrained.
+        mechanism: the stem of the mechanism.
+        options: its options, laid over those of `starting_options`.
+        context: the longest text that is to start as it was; by default the model's own, 2048 at the most.
+        dtype: of the weights; None for the one they were saved in.
+        seed: of the new parameters.
+    """
+    mechanism_type(mechanism)
+    if context is not None and context < 1:
+        raise ValueError(f"context must be at least 1, got {context}")
+    model = open_source(source, FAMILIES, dtype=dtype)
+    sizes = translate_config(model.config)
+    if mechanism != "dense":
+        translate_config(model.config, mechanism=mechanism)
+    if context is None:
+        context = min(LONGEST, sizes.max_position_embeddings)
+    chosen = starting_options(mechanism, sizes, context=context, options=options or {})
+    share = foreign_share(config_from_options(mechanism, chosen), context)
+    torch.manual_seed(seed)
+    ours = take_over(model, mechanism=mechanism, mechanism_options=chosen or None)
+    start_neutral(ours)
+    return Retrofitted(ours, model, read_tokenizer(source), chosen, context, share)
+
+
+def refuse_existing(folder: Path) -> None:
+    """ValueError if there is something already, or nowhere to put it."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; choose another name, or remove it first")
+    if not folder.absolute().parent.is_dir():
+        raise ValueError(f"cannot write {folder}: the folder {folder.parent} does not exist; create it first")
+
+
+def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | None = None) -> None:
+    """Save a model, and its tokenizer, as a new folder that is there as a whole or not at all."""
+    refuse_existing(folder)
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        with only_errors():
+            model.save_pretrained(beside)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(beside)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -1,0 +1,77 @@
+"""What a few seeds say: a mean with its interval, and a difference between runs that share their seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from varifocal.statistics.student import critical_value, two_sided_p
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over seeds."""
+
+    mean: float
+    deviation: float | None
+    """Standard deviation between seeds (n - 1 in its denominator); None for one seed."""
+    half_width: float | None
+    """Of the 95 % interval by Student's t; None for one seed."""
+    count: int
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval."""
+        return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Estimate):
+    """A mean over seeds of differences between two runs of the same seed."""
+
+    p_value: float | None
+    """Of the two-sided paired t test; None for one seed."""
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the 95 % interval lies on one side of 0."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean, spread and interval of one value for each seed."""
+    if not values:
+        raise ValueError("an estimate needs at least one value, got none")
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return Estimate(mean=mean, deviation=None, half_width=None, count=1)
+    deviation = statistics.stdev(values)
+    half_width = critical_value(len(values) - 1) * deviation / math.sqrt(len(values))
+    return Estimate(mean=mean, deviation=deviation, half_width=half_width, count=len(values))
+
+
+def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    """ours - theirs, seed by seed: what both share (data order, start) falls out."""
+    found = estimate([a - b for a, b in zip(ours, theirs, strict=True)])
+    p_value = None
+    if found.deviation is not None:
+        error = found.deviation / math.sqrt(found.count)
+        # Differences that are all equal leave nothing to chance: all 0 is no difference, anything else is one.
+        t = found.mean / error if error else math.inf if found.mean else 0.0
+        p_value = two_sided_p(t, found.count - 1)
+    return Difference(
+        mean=found.mean, deviation=found.deviation, half_width=found.half_width, count=found.count, p_value=p_value
+    )
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """The p-values after Holm's correction for asking several questions at once; None stays None."""
+    known = sorted((p, number) for number, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    least = 0.0
+    for rank, (p, number) in enumerate(known):
+        least = max(least, min(1.0, p * (len(known) - rank)))
+        adjusted[number] = least
+    return adjusted

@@ -1,0 +1,113 @@
+"""Predictions follow the arithmetic they are made of, and say what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from varifocal.model import preset
+from varifocal.plan.hardware import GPUS, Hardware, find_gpu
+from varifocal.plan.plan import VARIANTS, Prediction, Training, find_variants, predict
+
+A100 = find_gpu("a100")
+MACHINE = Hardware(
+    name="this-machine", memory=20e9, products={"float32": 1e11}, bandwidth=1e10, exponentials=1e9, link=1e9,
+    price=None, measured=True, attention={"dense": 5e10, "context_adaptive blocks": 2e10}, call=1e-5,
+)  # fmt: skip
+
+
+def training(name: str = "dense", **changes: Any) -> Training:
+    mechanism, options = VARIANTS[name]
+    config = preset("qwen-134m", mechanism=mechanism, mechanism_options=options)
+    wanted: dict[str, Any] = {"config": config, "tokens": 1e10, "length": 2048, "devices": 8}
+    return Training(**(wanted | changes))
+
+
+def predicted(name: str = "dense", **changes: Any) -> Prediction:
+    return predict(training(name, **changes), A100)
+
+
+def test_hours_and_cost_follow_from_tokens_a_second() -> None:
+    one = predict(training(), A100, price=2.0)
+    assert one.hours == pytest.approx(1e10 / one.tokens_per_second / 3600)
+    assert one.cost == pytest.approx(one.hours * 8 * 2.0)
+    assert one.tokens_per_second == pytest.approx(512 * 2048 / one.step_seconds)
+
+
+def test_eight_gpus_of_a_node_are_nearly_eight_times_as_fast_as_one() -> None:
+    assert predicted().tokens_per_second / predicted(devices=1).tokens_per_second == pytest.approx(8, rel=0.02)
+
+
+def test_slow_network_between_nodes_is_felt_when_a_step_is_short() -> None:
+    near, far = predicted(batch=8, devices=8), predicted(batch=16, devices=16)
+    assert far.seconds["exchange"] > near.seconds["exchange"]
+
+
+@pytest.mark.parametrize("name", ["local", "combiner", "dynamic_sparse", "context_adaptive blocks", "bigbird"])
+def test_mechanism_that_reads_less_is_faster(name: str) -> None:
+    assert predicted(name).tokens_per_second > predicted().tokens_per_second
+
+
+def test_network_for_every_pair_is_slower() -> None:
+    assert predicted("sparse_geometric").tokens_per_second < 0.95 * predicted().tokens_per_second
+
+
+def test_most_rows_that_fit_are_taken_and_no_more() -> None:
+    one = predict(training(batch=4096), replace(A100, memory=20e9))
+    assert one.fits
+    assert 1 < one.micro_batch < 64
+    assert not predict(training(batch=4096, micro_batch=2 * one.micro_batch), replace(A100, memory=20e9)).fits
+
+
+def test_what_does_not_fit_is_said_to() -> None:
+    small = find_gpu("l4")
+    long: dict[str, Any] = {"length": 131072, "batch": 8, "micro_batch": 1}
+    assert not predict(training(**long), small).fits
+    assert predict(training(checkpointing=True, **long), small).fits
+
+
+def test_measured_machine_takes_its_own_rates() -> None:
+    one = predict(training(devices=1, batch=1, precision="float32"), MACHINE)
+    assert one.cost is None
+    assert one.seconds["starting operators"] > 0
+    assert one.room == MACHINE.memory
+    with pytest.raises(ValueError, match="this-machine was not measured with local; measured are dense"):
+        predict(training("local", devices=1, batch=1, precision="float32"), MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch": 12}, "batch must be a multiple of the 8 devices, got 12"),
+        ({"micro_batch": 3}, "micro-batch must divide the 64 rows"),
+        ({"tokens": 0}, "tokens must be above 0"),
+        ({"length": 1}, "context must be at least 2"),
+    ],
+)
+def test_impossible_training_is_explained(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        training(**changes)
+
+
+def test_gpu_without_a_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="v100 has no products in bfloat16; use --precision float32"):
+        predict(training(), find_gpu("v100"))
+    assert predict(training(precision="float32"), find_gpu("v100")).tokens_per_second > 0
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown GPU 'h101' \(did you mean 'h100'\?\)"):
+        find_gpu("h101")
+    with pytest.raises(ValueError, match=r"unknown mechanism 'hed_gated' \(did you mean 'head_gated'\?\)"):
+        find_variants(["hed_gated"])
+
+
+def test_table_of_gpus_is_in_its_units() -> None:
+    assert find_gpu("A100") is GPUS["a100-80"]
+    for one in GPUS.values():
+        assert 20e9 < one.memory < 200e9
+        assert 10e12 < one.products["float32"] < one.products.get("bfloat16", 1e15) < 2e15
+        assert 0.2e12 < one.bandwidth < 10e12
+        assert 1e12 < one.exponentials < 10e12
