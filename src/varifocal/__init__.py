@@ -3,7 +3,7 @@
 `attend` evaluates the one equation that all mechanisms share; `make_mechanism` gives a trainable module by name.
 """
 
-from varifocal.attention.attend import attend
+from varifocal.attention.attend import attend, lay_out
 from varifocal.attention.forced_gates import force_gates
 from varifocal.attention.gate_metrics import GateStatistics, gate_gradient_norms, gate_statistics
 from varifocal.attention.gates import Gate, GateConfig, set_gate_warmth
@@ -14,9 +14,12 @@ from varifocal.attention.mechanisms import (
     MechanismConfig,
     MechanismOutput,
     make_mechanism,
+    register,
 )
-from varifocal.attention.pooled_keys import PooledKeys
-from varifocal.attention.segment_summaries import SegmentSummaries
+from varifocal.attention.mechanisms.ablation import Ablation
+from varifocal.attention.mechanisms.base import Call, Scale
+from varifocal.attention.mechanisms.variant import Variant
+from varifocal.attention.memories import KeysAndValues, Memory, Remembered
 from varifocal.equations.branches import (
     Branch,
     Causal,
@@ -30,15 +33,18 @@ from varifocal.equations.branches import (
     TopK,
     Window,
 )
-from varifocal.equations.problem import Attended
-from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
+from varifocal.equations.equation import Equation
+from varifocal.equations.layout import Layout
+from varifocal.equations.problem import Attended, Shortcuts
+from varifocal.equations.scores import Dot, HeadScale, PairGate, Pairs, Score
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "MECHANISMS", "Attended", "Branch", "Causal", "Dot", "FixedBranch", "Gate", "GateConfig", "GateStatistics",
-    "HeadScale", "HeadShape", "Indexer", "Mechanism", "MechanismConfig", "MechanismOutput", "PairGate",
-    "PooledKeys", "Prefix", "RandomBlocks", "Score", "SegmentSummaries",
-    "Segments", "SoftWindow", "Strided", "TopK", "Window",
-    "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "make_mechanism", "set_gate_warmth",
+    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "Dot", "Equation", "FixedBranch", "Gate",
+    "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer", "KeysAndValues", "Layout", "Mechanism",
+    "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs", "Prefix", "RandomBlocks", "Remembered",
+    "Scale", "Score", "Segments", "Shortcuts", "SoftWindow", "Strided", "TopK", "Variant", "Window",
+    "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "lay_out", "make_mechanism", "register",
+    "set_gate_warmth",
 ]  # fmt: skip

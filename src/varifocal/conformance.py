@@ -2,18 +2,17 @@
 
 from varifocal.attention.conformance import (
     ROWS,
-    VARIANTS,
     Attention,
     Conformance,
     Finding,
     Row,
-    Variant,
     assert_conforms,
     check,
+    every_variant,
     variants_of,
 )
 
 __all__ = [
-    "ROWS", "VARIANTS", "Attention", "Conformance", "Finding", "Row", "Variant", "assert_conforms", "check",
+    "ROWS", "Attention", "Conformance", "Finding", "Row", "assert_conforms", "check", "every_variant",
     "variants_of",
 ]  # fmt: skip

@@ -13,13 +13,13 @@ from varifocal import Causal, TopK, Window, attend, conformance
 from varifocal.attention.conformance.subject import CallableSubject
 
 
-@pytest.mark.parametrize("name", conformance.VARIANTS)
+@pytest.mark.parametrize("name", conformance.every_variant())
 def test_mechanism_keeps_every_promise_in_float64(name: str) -> None:
     conformance.assert_conforms(name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", conformance.VARIANTS)
+@pytest.mark.parametrize("name", conformance.every_variant())
 def test_mechanism_keeps_every_promise_in_narrower_types(name: str, dtype: torch.dtype) -> None:
     conformance.assert_conforms(name, dtype=dtype)
 

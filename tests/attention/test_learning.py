@@ -116,7 +116,7 @@ def test_indexer_loss_is_the_mean_divergence_over_the_keys_that_are_read(select:
     text = tokens(batch=1)
     answer = mechanism(*text)
     assert isinstance(mechanism, DynamicSparse)
-    index_keys = mechanism.remember(text.x, text.q, text.k)
+    index_keys = mechanism.memory().append(*text).notes["index_keys"]
     total = 0.0
     for head in range(4):
         for i in range(12):

@@ -137,6 +137,7 @@ def test_cropped_cache_goes_on_as_if_the_tokens_had_not_been(variant: str) -> No
     cache = DynamicCache()
     with torch.no_grad():
         model(tokens[:, :16], past_key_values=cache)
+        cache.activate_past_recording()
         model(random_tokens(2, 3, seed=9), past_key_values=cache)
         cache.crop(-3)
         found = model(tokens[:, 16:], past_key_values=cache).logits
@@ -170,16 +171,6 @@ def test_hybrid_keeps_a_window_in_one_layer_and_all_in_the_other() -> None:
     found = cached_logits(model, tokens, [8, *[1] * 16], cache)
     assert_equal(found, full_logits(model, tokens))
     assert [layer.keys.shape[2] for layer in cache.layers] == [4, LENGTH]
-
-
-def test_memory_rides_in_the_cache_bit_by_bit() -> None:
-    from varifocal.model.cache import pack, unpack
-
-    memory = torch.randn(2, 4, 7, 3)
-    k = torch.randn(2, 2, 7, 8).bfloat16()
-    packed = pack(memory, k)
-    assert packed.dtype == torch.bfloat16
-    assert torch.equal(unpack(torch.cat((k, packed), dim=-1)[..., 8:], memory), memory)
 
 
 def test_training_fills_no_cache_unless_asked() -> None:

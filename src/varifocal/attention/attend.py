@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from varifocal.attention.backends import choose_backend
-from varifocal.attention.checks import as_branches, check_equation, check_tokens
+from varifocal.attention.backends import prepare
+from varifocal.attention.checks import as_branches, check_equation, check_heads, check_layout, check_tokens
 from varifocal.equations.branches import Branch
+from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, make_layout
-from varifocal.equations.problem import Attended, Problem
+from varifocal.equations.problem import Attended, Problem, Shortcuts
 from varifocal.equations.scores import Dot, Score
 
 
@@ -24,6 +25,8 @@ def attend(
     score: Score | None = None,
     documents: Tensor | None = None,
     positions: Tensor | None = None,
+    layout: Layout | None = None,
+    shortcuts: Shortcuts | None = None,
     backend: str = "auto",
 ) -> Attended:
     """o_i = sum_m w_im sum_{j in S_im} softmax_{S_im}(s_ij) v_j: a weighted mixture of softmaxes over sets of keys.
@@ -38,23 +41,54 @@ def attend(
         documents: integers [B, S], the document of each key. A document is a run of equal ids; documents do not see
             each other. Negative ids are padding, which sees nothing and is not seen.
         positions: integers [T] or [B, T], the index of each query's own key; None if the queries are the last T of
-            the S keys. A query sees no key behind its own.
+            the S keys. A query sees no key after its own.
+        layout: in place of documents and positions: what `lay_out` made of them, for calls that share it.
+        shortcuts: what a memory keeps of past keys; it saves work and changes no result.
         backend: "auto", or the name of a backend, which then runs or says why it cannot.
 
     Returns:
         The output, each branch's log-sum-exp, and what each top-k selected. A query that sees nothing gets 0.
     """
-    branches = as_branches(branches)
-    score = Dot() if score is None else score
-    layout = lay_out(q, k, v, documents=documents, positions=positions)
-    in_place = positions is None and q.shape[2] == k.shape[2]
-    check_equation(q, k, branches=branches, weights=weights, score=score, in_place=in_place)
-    problem = Problem(q=q, k=k, v=v, branches=branches, weights=weights, score=score, layout=layout)
-    return choose_backend(backend, problem).run(problem)
+    if layout is None:
+        layout = lay_out(q, k, v, documents=documents, positions=positions)
+    else:
+        check_heads(q, k, v)
+        check_layout(q, k, layout, documents=documents, positions=positions)
+    equation = Equation(as_branches(branches), weights, Dot() if score is None else score)
+    return evaluate(equation, q, k, v, layout=layout, shortcuts=shortcuts, backend=backend)
 
 
-def lay_out(q: Tensor, k: Tensor, v: Tensor, *, documents: Tensor | None, positions: Tensor | None) -> Layout:
-    """Where the queries of a checked call stand."""
+def evaluate(
+    equation: Equation,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    layout: Layout,
+    shortcuts: Shortcuts | None = None,
+    backend: str = "auto",
+) -> Attended:
+    """An equation on queries, keys and values that are known to fit their layout."""
+    check_equation(q, k, equation, aligned=layout.aligned)
+    problem = Problem(
+        q=q,
+        k=k,
+        v=v,
+        branches=equation.branches,
+        weights=equation.weights,
+        score=equation.score,
+        layout=layout,
+        normalizer=equation.normalizer,
+        shortcuts=shortcuts,
+    )
+    attended: Attended = prepare(backend, problem, device=q.device.type)()
+    return attended
+
+
+def lay_out(
+    q: Tensor, k: Tensor, v: Tensor, *, documents: Tensor | None = None, positions: Tensor | None = None
+) -> Layout:
+    """Where the queries of a call stand among its keys; ValueError if queries, keys and values do not fit together."""
     check_tokens(q, k, v, documents=documents, positions=positions)
     return make_layout(
         batch=q.shape[0],

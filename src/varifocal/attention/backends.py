@@ -1,39 +1,101 @@
-"""The ways to evaluate a problem, by name: a named backend runs or says why not; only "auto" chooses."""
+"""The ways to evaluate a problem, by name: a named backend runs or says why not; only "auto" selects one.
+
+A backend is a module with two things: `HONOURS`, the parts of a Problem that it knows, and `prepare(problem)`, which
+classifies the problem once and returns either what runs it or the reason why it cannot, as the end of a sentence.
+A part that a backend does not list is never ignored: where a problem makes use of it, the backend is refused.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Protocol, cast
 
-from varifocal.equations.problem import Attended, Problem
-from varifocal.equations.reference import attend_reference
-from varifocal.kernels.flex import backend as flex
-from varifocal.kernels.native import backend as native
+from varifocal.equations.problem import DivergenceProblem, PoolingProblem, Problem, SummaryProblem
+
+Run = Callable[[], Any]
+"""Evaluates the problem that it was prepared for."""
+Parts = tuple[list[str], list[tuple[str, Any]]]
+"""Names of parts, and names of parts with what they are by default."""
+
+
+class BackendModule(Protocol):
+    """What the module of a backend offers."""
+
+    HONOURS: frozenset[str]
+
+    def prepare(self, problem: Any) -> Run | str:
+        """What runs the problem, or why it cannot be run here."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to evaluate a problem."""
+    """One way to evaluate problems."""
 
     name: str
-    run: Callable[[Problem], Attended]
-    why_not: Callable[[Problem], str | None]
-    """Why this backend cannot run a problem, as the end of a sentence; None if it can."""
-    chosen_on: tuple[str, ...] | None = None
+    module: str
+    """Imported when the backend is first asked for."""
+    volunteers_on: tuple[str, ...] | None = None
     """The kinds of device on which "auto" takes it; None for all."""
 
-    def volunteers(self, problem: Problem) -> bool:
-        """Whether "auto" may take it."""
-        offered = self.chosen_on is None or problem.q.device.type in self.chosen_on
-        return offered and self.why_not(problem) is None
+    def prepare(self, problem: Any) -> Run | str:
+        """What runs the problem, or why this backend cannot, as the end of a sentence."""
+        module = load(self.module)
+        for part in used_parts(problem):
+            if part not in module.HONOURS:
+                return f"does not know the {part} of a problem"
+        return module.prepare(problem)
+
+
+LOADED: dict[str, BackendModule] = {}
+
+
+def load(name: str) -> BackendModule:
+    """The module of a backend, imported when it is first asked for."""
+    if name not in LOADED:
+        LOADED[name] = cast(BackendModule, importlib.import_module(name))
+    return LOADED[name]
+
+
+# torch.compile cannot trace an import; it takes this function's answer as it is. (torch.compiler's decorator of that
+# name would import the compiler here.)
+load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def used_parts(problem: Any) -> list[str]:
+    """The names of the parts in which a problem differs from what its type assumes by itself."""
+    if type(problem) not in PARTS:
+        PARTS[type(problem)] = parts_of(type(problem))
+    required, defaults = PARTS[type(problem)]
+    return required + [name for name, default in defaults if getattr(problem, name) != default]
+
+
+def parts_of(kind: type[Any]) -> Parts:
+    """The parts that every problem of a kind has, and those with a default, which it may leave out."""
+    required: list[str] = []
+    defaults: list[tuple[str, Any]] = []
+    for part in fields(kind):
+        if part.default_factory is not MISSING:
+            defaults.append((part.name, part.default_factory()))
+        elif part.default is not MISSING:
+            defaults.append((part.name, part.default))
+        else:
+            required.append(part.name)
+    return required, defaults
+
+
+PARTS: dict[type[Any], Parts] = {
+    kind: parts_of(kind) for kind in (Problem, DivergenceProblem, PoolingProblem, SummaryProblem)
+}
 
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("native", run=native.attend_native, why_not=native.why_not, chosen_on=("cpu",)),
-        Backend("flex", run=flex.attend_flex, why_not=flex.why_not, chosen_on=("cuda",)),
-        Backend("reference", run=attend_reference, why_not=lambda problem: None),
+        Backend("native", "varifocal.kernels.native.backend", volunteers_on=("cpu",)),
+        Backend("flex", "varifocal.kernels.flex.backend", volunteers_on=("cuda",)),
+        Backend("reference", "varifocal.equations.reference_backend"),
     )
 }
 """In the order in which "auto" tries them."""
@@ -43,14 +105,24 @@ class UnavailableError(ValueError):
     """A backend that was asked for by name cannot run the problem; the message says why."""
 
 
-def choose_backend(name: str, problem: Problem) -> Backend:
-    """The named backend, or for "auto" the first that can run the problem."""
+def prepare(name: str, problem: Any, *, device: str) -> Run:
+    """What evaluates a problem on the named backend, or for "auto" on the first that can.
+
+    Args:
+        name: of a backend, or "auto".
+        problem: a Problem, or another of the problems of equations/problem.py.
+        device: the kind of device that its tensors are on.
+    """
     if name == "auto":
-        return next(backend for backend in BACKENDS.values() if backend.volunteers(problem))
+        for backend in BACKENDS.values():
+            if backend.volunteers_on is None or device in backend.volunteers_on:
+                run = backend.prepare(problem)
+                if not isinstance(run, str):
+                    return run
     if name not in BACKENDS:
         known = ", ".join(f"'{known}'" for known in ("auto", *BACKENDS))
         raise ValueError(f"unknown backend {name!r}; known are {known}")
-    reason = BACKENDS[name].why_not(problem)
-    if reason is not None:
-        raise UnavailableError(f"backend {name!r} {reason}; use backend='auto' or 'reference'")
-    return BACKENDS[name]
+    run = BACKENDS[name].prepare(problem)
+    if isinstance(run, str):
+        raise UnavailableError(f"backend {name!r} {run}; use backend='auto' or 'reference'")
+    return run

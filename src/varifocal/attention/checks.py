@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import Branch, Indexer, Segments, SoftWindow, TopK, Union, members
-from varifocal.equations.layout import repeated_document
+from varifocal.equations.branches import Branch, Indexer, Prefix, Segments, SoftWindow, TopK, Union, Window, members
+from varifocal.equations.equation import Equation
+from varifocal.equations.layout import Layout, repeated_document
 from varifocal.equations.scores import HeadScale, PairGate, Score
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_equation(
-    q: Tensor, k: Tensor, *, branches: tuple[Branch, ...], weights: Tensor | None, score: Score, in_place: bool
-) -> None:
+def check_equation(q: Tensor, k: Tensor, equation: Equation, *, aligned: bool) -> None:
     """ValueError unless branches, weights and score fit the queries and keys.
 
-    `in_place` says that the queries are one for each key, in the order of the keys.
+    `aligned` says that the queries are one for each key, in the order of the keys.
     """
+    branches, weights, score = equation.branches, equation.weights, equation.score
     sizes = {"B": q.shape[0], "H": q.shape[1], "T": q.shape[2], "S": k.shape[2], "D": q.shape[3], "M": len(branches)}
     check_branches(q, branches, sizes)
     check_score(q, score, sizes)
     if any(isinstance(member, Segments) for branch in branches for member in members(branch)):
-        check_segments(q, branches, score, sizes, in_place=in_place)
+        check_segments(q, branches, score, sizes, aligned=aligned)
     if weights is not None:
         check_tensor("weights", weights, "BHTM", sizes, like=q)
         check_finite("weights", weights)
@@ -42,6 +42,17 @@ def check_tokens(q: Tensor, k: Tensor, v: Tensor, *, documents: Tensor | None, p
     sizes = {"B": q.shape[0], "T": q.shape[2], "S": k.shape[2]}
     check_documents(q, documents, sizes)
     check_positions(q, positions, sizes)
+
+
+def check_layout(q: Tensor, k: Tensor, layout: Layout, *, documents: Tensor | None, positions: Tensor | None) -> None:
+    """ValueError unless a layout is of these queries and keys, and stands alone."""
+    if documents is not None or positions is not None:
+        raise ValueError("give a layout, or documents and positions, not both: a layout is made of them")
+    found, wanted = (tuple(layout.position.shape), layout.keys), ((q.shape[0], q.shape[2]), k.shape[2])
+    if found != wanted:
+        raise ValueError(
+            f"the layout is of [B, T] = {found[0]} queries and {found[1]} keys, expected {wanted[0]} and {wanted[1]}"
+        )
 
 
 def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -94,21 +105,13 @@ def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int
                 check_finite("SoftWindow.width", member.width)
             if isinstance(member, TopK) and member.indexer is not None:
                 check_indexer(q, member.indexer, sizes)
-            if isinstance(member, TopK) and member.pooled is not None:
-                check_tensor("TopK.pooled", member.pooled, "B---", sizes, like=q)
-            if isinstance(member, Segments) and member.summaries is not None:
-                check_summaries(q, member.summaries, member.length, sizes)
-
-
-def check_summaries(q: Tensor, summaries: Tensor, length: int, sizes: dict[str, int]) -> None:
-    """Summaries [B, H, N, 2 D] of all segments before the last one that begins."""
-    check_tensor("Segments.summaries", summaries, "BH--", sizes, like=q)
-    least = max(sizes["S"] - 1, 0) // length
-    if summaries.shape[2] < least or summaries.shape[3] != 2 * sizes["D"]:
-        raise ValueError(
-            f"Segments.summaries must be [B, H, N, {2 * sizes['D']}] with N at least {least} for {sizes['S']} keys in "
-            f"segments of {length}, got {shape(summaries)}"
-        )
+            if isinstance(member, Window | Prefix):
+                listed = member.size if isinstance(member.size, tuple) else None
+                if listed is not None and len(listed) != sizes["H"]:
+                    raise ValueError(
+                        f"{type(member).__name__} lists {len(listed)} sizes, expected one for each of the "
+                        f"{sizes['H']} query heads"
+                    )
 
 
 def check_indexer(q: Tensor, indexer: Indexer, sizes: dict[str, int]) -> None:
@@ -155,15 +158,15 @@ def check_score(q: Tensor, score: Score, sizes: dict[str, int]) -> None:
 
 
 def check_segments(
-    q: Tensor, branches: tuple[Branch, ...], score: Score, sizes: dict[str, int], *, in_place: bool
+    q: Tensor, branches: tuple[Branch, ...], score: Score, sizes: dict[str, int], *, aligned: bool
 ) -> None:
     """Summaries need the queries of every key, and a score that can rate a summary."""
-    if isinstance(score, PairGate):
+    if not score.rates_summaries:
         raise ValueError("Segments rates summaries, which have no pair gate; use Dot() or HeadScale with Segments")
     for member in (member for branch in branches for member in members(branch)):
         if isinstance(member, Segments):
             if member.queries is None:
-                if not in_place:
+                if not aligned:
                     raise ValueError(
                         f"Segments needs every key's query, got {sizes['T']} queries for {sizes['S']} keys, "
                         "or queries at positions of their own; pass Segments(length, queries=...) of shape [B, H, S, D]"
@@ -179,10 +182,15 @@ def check_documents(q: Tensor, documents: Tensor | None, sizes: dict[str, int]) 
     check_integers("documents", documents, like=q)
     if tuple(documents.shape) != expected_shape("BS", sizes):
         raise ValueError(f"documents must be [B, S] = {expected_shape('BS', sizes)}, got shape {shape(documents)}")
+    check_runs(documents)
+
+
+def check_runs(documents: Tensor) -> None:
+    """ValueError if an id names two separate runs of a row of documents [B, S], where values may be looked at."""
     if readable(documents) and (repeated := repeated_document(documents)) is not None:
         raise ValueError(
             f"document {repeated} appears in two separate places of a row; a document must be one unbroken run of "
-            "its id (padding, with negative ids, before or behind it)"
+            "its id (padding, with negative ids, before or after it)"
         )
 
 

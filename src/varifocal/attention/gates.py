@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from varifocal.attention.precision import wide, wide_linear
 
+CLOSED = -12.0
+"""The logit of a gate that starts closed: its branch has a weight of 6e-6, and a gradient that is still a number."""
 GateKind = Literal["mlp", "linear", "static", "constant"]
 
 

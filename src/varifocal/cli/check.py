@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from varifocal import MECHANISMS
 from varifocal.cli.files import require_folder, write_atomically
-from varifocal.conformance import ROWS, VARIANTS, Conformance, variants_of
+from varifocal.conformance import ROWS, Conformance, variants_of
 from varifocal.conformance import check as check_conformance
 from varifocal.device import find_device
 
@@ -58,11 +59,7 @@ def check(
     place = find_device(device).place
     if json_file is not None:
         require_folder(json_file)
-    names = [
-        name
-        for wanted in mechanism or dict.fromkeys(v.mechanism for v in VARIANTS.values())
-        for name in variants_of(wanted)
-    ]
+    names = [name for wanted in mechanism or MECHANISMS for name in variants_of(wanted)]
     results = []
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), transient=True

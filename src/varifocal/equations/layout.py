@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """Keys sit at 0..S-1 of a row; the query at `position` may see keys `start` <= j <= `position`.
 
     A document is a run of equal, non-negative ids. Negative ids are padding: a padding key belongs to no
-    document, and a padding query has an empty range (its start lies behind its position).
+    document, and a padding query has an empty range (its start lies after its position).
+
+    A model makes one layout for a forward pass; all of its layers share it, and what is derived from it.
     """
 
     position: Tensor
@@ -33,6 +36,11 @@ class Layout:
         return self.key_start.shape[1]
 
     @property
+    def aligned(self) -> bool:
+        """Whether there is one query for each key, in the order of the keys."""
+        return self.at_end and self.position.shape[1] == self.keys
+
+    @cached_property
     def query_place(self) -> Tensor:
         """int64 [B, T]: each query's place in its own document, counted from 0; negative for padding."""
         return self.position - self.start
@@ -41,6 +49,30 @@ class Layout:
     def key_place(self) -> Tensor:
         """int64 [B, S]: each key's place in its own document, counted from 0; negative for padding."""
         return torch.arange(self.keys, device=self.key_start.device) - self.key_start
+
+    @cached_property
+    def ranges(self) -> tuple[Tensor, Tensor]:
+        """int32 [B, T], contiguous: position and start, as kernels take them."""
+        return self.position.int().contiguous(), self.start.int().contiguous()
+
+    @cached_property
+    def _shorter(self) -> dict[int, Layout]:
+        return {}
+
+    def of_last(self, keys: int) -> Layout:
+        """The layout of the same queries among the last `keys` keys of each row, for a memory that keeps no more."""
+        dropped = self.keys - keys
+        if dropped == 0:
+            return self
+        if keys not in self._shorter:
+            self._shorter[keys] = Layout(
+                position=self.position - dropped,
+                start=(self.start - dropped).clamp(min=0),
+                key_start=(self.key_start[:, dropped:] - dropped).clamp(min=0),
+                one_document=self.one_document,
+                at_end=self.at_end,
+            )
+        return self._shorter[keys]
 
     def pair_places(self) -> tuple[Tensor, Tensor]:
         """Query [B, T, 1] and key [B, T, S] places, both counted from the start of the query's document."""
@@ -73,19 +105,24 @@ def make_layout(
     position = positions.to(torch.int64).expand(batch, queries)
     if documents is None:
         # Nothing here costs more for a longer cache: one zero stands for all.
-        key_start = position.new_zeros(1, 1).expand(batch, keys)
-        start = torch.zeros_like(position)
-        return Layout(position=position, start=start, key_start=key_start, one_document=True, at_end=at_end)
+        zero = position.new_zeros(1, 1)
+        return Layout(
+            position=position,
+            start=zero.expand(batch, queries),
+            key_start=zero.expand(batch, keys),
+            one_document=True,
+            at_end=at_end,
+        )
     key_start = document_starts(documents.to(torch.int64))
-    return Layout(position=position, start=key_start.gather(1, position), key_start=key_start, at_end=at_end)
+    start = key_start[:, keys - queries :] if at_end else key_start.gather(1, position)
+    return Layout(position=position, start=start, key_start=key_start, at_end=at_end)
 
 
 def repeated_document(documents: Tensor) -> int | None:
     """An id that names two separate runs of one row of `documents` [B, S], or None: runs must be unbroken."""
-    for row in documents.to(torch.int64):
-        runs = torch.unique_consecutive(row)
-        runs = runs[runs >= 0]
-        ids, counts = runs.unique(return_counts=True)
-        if bool((counts > 1).any()):
-            return int(ids[counts > 1][0])
-    return None
+    documents = documents.to(torch.int64)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    runs = torch.where(begins & (documents >= 0), documents, -1).sort(dim=1).values
+    twice = (runs[:, 1:] == runs[:, :-1]) & (runs[:, 1:] >= 0)
+    return int(runs[:, 1:][twice][0]) if bool(twice.any()) else None

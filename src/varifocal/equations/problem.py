@@ -1,16 +1,27 @@
-"""One call of attend, checked and complete, as every backend receives it; and what a backend answers."""
+"""What backends are asked to evaluate, checked and complete; and what they answer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import Branch
+from varifocal.equations.branches import Branch, Indexer, TopK
 from varifocal.equations.layout import Layout
+from varifocal.equations.normalizers import Normalizer, Softmax
 from varifocal.equations.scores import Score
+
+
+@dataclass(frozen=True, eq=False)
+class Shortcuts:
+    """What a memory keeps of past tokens. It saves work and changes no result: a backend may do without."""
+
+    block_means: Tensor | None = None
+    """float32 [B, G, N, D], N at least ceil(S / block): the mean of each block of what a TopK by blocks ranks."""
+    segment_summaries: Tensor | None = None
+    """[B, H, N, 2 D]: summary key and value of the complete segments of a text that is one document."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +40,8 @@ class Problem:
     """[B, H, T, M]; None for one branch of weight 1."""
     score: Score
     layout: Layout
+    normalizer: Normalizer = field(default_factory=Softmax)
+    shortcuts: Shortcuts | None = None
 
 
 class Attended(NamedTuple):
@@ -39,8 +52,51 @@ class Attended(NamedTuple):
     logsumexp: Tensor
     """[B, H, T, M]: log of the sum of exp(score) over each branch's keys, minus infinity for none; detached."""
     selected: tuple[Tensor | None, ...]
-    """For each branch with a top-k: int32 [B, H, T, K], the index of each chosen key (of each chosen block's first
-    key, for select="blocks"; the query's own block is not listed), ascending, then -1 where fewer were chosen."""
+    """For each branch with a top-k: int32 [B, H, T, K], the index of each selected key (of each selected block's first
+    key, for select="blocks"; the query's own block is not listed), ascending, then -1 where fewer were selected."""
+
+
+@dataclass(frozen=True, eq=False)
+class DivergenceProblem:
+    """The mean over queries and heads of KL(attention || indexer), both as softmax over the keys that are read."""
+
+    q: Tensor
+    """[B, H, T, D] in the accumulation type, detached: the attention is the target."""
+    k: Tensor
+    """[B, G, S, D] in the accumulation type, detached."""
+    indexer: Indexer
+    selected: Tensor
+    """int32 [B, H, T, K], as in Attended."""
+    top_k: TopK
+    """The branch that selected them."""
+    layout: Layout
+
+
+@dataclass(frozen=True, eq=False)
+class PoolingProblem:
+    """Adds new keys, in the order of the text, to the means of their blocks, in place."""
+
+    means: Tensor
+    """float32 [B, G, N, D]: row f // block holds the mean of the block whose first key is f."""
+    keys: Tensor
+    """[B, G, T, D]: the new ones."""
+    layout: Layout
+    """Where the new keys stand, as queries."""
+    block: int
+
+
+@dataclass(frozen=True, eq=False)
+class SummaryProblem:
+    """The summaries of texts that are nothing but whole segments: max k, and what max q reads, softmax(max q . K) V."""
+
+    q: Tensor
+    """[B, H, N L, D]."""
+    k: Tensor
+    """[B, G, N L, D]."""
+    v: Tensor
+    """[B, G, N L, D]."""
+    length: int
+    """L."""
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,8 +14,9 @@ from torch import Tensor
 from varifocal.equations.blocks import make_blocks
 from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
+from varifocal.equations.normalizers import Softmax
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
-from varifocal.equations.scores import PairGate, Score
+from varifocal.equations.scores import Pairs, Score
 
 NOTHING = float("-inf")
 
@@ -51,6 +52,8 @@ class Reading:
 
 def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
+    if problem.normalizer != Softmax():
+        raise ValueError(f"the reference does not know the normalizer {problem.normalizer!r}")
     scene = make_scene(problem)
     output = torch.zeros_like(scene.q)
     logsumexps: list[Tensor] = []
@@ -78,7 +81,8 @@ def make_scene(problem: Problem) -> Scene:
     v = problem.v.to(dtype).masked_fill(unseen_key, 0.0)
     k, v = for_every_head(k, heads), for_every_head(v, heads)
     score = problem.score.prepare(dtype, blind_query, unseen_key)
-    scores = score.rate(q @ k.mT, head_width=q.shape[-1])
+    query, key = problem.layout.pair_places()
+    scores = score.rate(q @ k.mT, Pairs(query[:, None], key[:, None], q.shape[-1]))
     return Scene(q, k, v, score, problem.layout, visible, unseen_key, scores)
 
 
@@ -139,18 +143,18 @@ def position_log_weight(branch: Branch, scene: Scene) -> Tensor:
 
 
 def top_k_log_weight(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
-    """The log-weight [B, H, T, S] of the chosen keys, 0, and of the others, minus infinity; and the choice."""
+    """The log-weight [B, H, T, S] of the selected keys, 0, and of the others, minus infinity; and the selection."""
     with torch.no_grad():
         if branch.select == "exact":
             scores = rank_scores(branch, scene, keys=None) if branch.indexer is not None else scene.scores
             budget = branch.keys_per_query(scene.layout.query_place)
-            chosen, selected = best(scores.masked_fill(~scene.visible, NOTHING), budget)
+            read, selected = best(scores.masked_fill(~scene.visible, NOTHING), budget)
         else:
-            chosen, selected = choose_blocks(branch, scene)
-        return torch.zeros_like(scene.scores).masked_fill(~chosen, NOTHING), selected
+            read, selected = select_blocks(branch, scene)
+        return torch.zeros_like(scene.scores).masked_fill(~read, NOTHING), selected
 
 
-def choose_blocks(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
+def select_blocks(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
     """The keys [B, H, T, S] of the best complete blocks and of the query's own; and the blocks' first keys."""
     blocks = make_blocks(scene.layout, branch.block)
     average = blocks.member.to(scene.k.dtype)
@@ -158,8 +162,8 @@ def choose_blocks(branch: TopK, scene: Scene) -> tuple[Tensor, Tensor]:
     scores = rank_scores(branch, scene, keys=average)
     earlier = blocks.earlier(scene.layout)[:, None]  # [B, 1, T, N]
     budget = branch.blocks_per_query(scene.layout.query_place)
-    chosen, selected = best(scores.masked_fill(~earlier, NOTHING), budget)
-    keys = torch.einsum("bhtn,bns->bhts", chosen.to(average.dtype), blocks.member.to(average.dtype)) > 0
+    read, selected = best(scores.masked_fill(~earlier, NOTHING), budget)
+    keys = torch.einsum("bhtn,bns->bhts", read.to(average.dtype), blocks.member.to(average.dtype)) > 0
     query, key = scene.layout.pair_places()
     own = branch.own.allows(query, key)
     first = blocks.first[:, None, None].expand(*selected.shape[:3], -1)
@@ -178,9 +182,9 @@ def rank_scores(branch: TopK, scene: Scene, *, keys: Tensor | None) -> Tensor:
         candidates = keys @ candidates
     heads = scene.q.shape[1]
     products = for_every_head(queries, heads) @ for_every_head(candidates, heads).mT
-    if branch.indexer is not None or isinstance(scene.score, PairGate):  # a block has no pair gate
+    if branch.indexer is not None:
         return products
-    return scene.score.rate(products, head_width=scene.q.shape[-1])
+    return scene.score.rate_blocks(products, head_width=scene.q.shape[-1])
 
 
 def for_every_head(entries: Tensor, heads: int) -> Tensor:
@@ -191,15 +195,15 @@ def for_every_head(entries: Tensor, heads: int) -> Tensor:
 def best(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
     """The `budget` [B, T] highest of `scores` [B, H, T, S]: as a mask, and as ascending indices [B, H, T, K], then -1.
 
-    Of equal scores the lower index wins; entries of minus infinity are never chosen.
+    Of equal scores the lower index wins; entries of minus infinity are never selected.
     """
     width = min(int(budget.max()) if budget.numel() else 0, scores.shape[-1])
     ranked = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     taken = (rank < budget[:, None, :, None]) & (ranked.values > NOTHING)
-    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked.indices, taken)
-    ascending = torch.where(chosen, rank, scores.shape[-1]).sort(dim=-1).values[..., :width]
-    return chosen, torch.where(ascending < scores.shape[-1], ascending, -1).int()
+    read = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked.indices, taken)
+    ascending = torch.where(read, rank, scores.shape[-1]).sort(dim=-1).values[..., :width]
+    return read, torch.where(ascending < scores.shape[-1], ascending, -1).int()
 
 
 def read_summaries(branch: Segments, scene: Scene) -> Reading:
@@ -210,10 +214,10 @@ def read_summaries(branch: Segments, scene: Scene) -> Reading:
     queries = queries.masked_fill(scene.unseen_key, 0.0)
     width = scene.q.shape[-1]
     summary_query, summary_key = (pool_maximum(part, member) for part in (queries, scene.k))
-    within = scene.score.rate(summary_query @ scene.k.mT, head_width=width).masked_fill(~member, NOTHING)
+    within = scene.score.rate_blocks(summary_query @ scene.k.mT, head_width=width).masked_fill(~member, NOTHING)
     values, _ = softmax_mean(Reading(within, scene.v))  # [B, H, N, D]
     earlier = blocks.earlier(scene.layout)[:, None]
-    scores = scene.score.rate(scene.q @ summary_key.mT, head_width=width).masked_fill(~earlier, NOTHING)
+    scores = scene.score.rate_blocks(scene.q @ summary_key.mT, head_width=width).masked_fill(~earlier, NOTHING)
     return Reading(scores, values)
 
 

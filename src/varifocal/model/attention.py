@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from varifocal.attention.mechanisms import MechanismOutput, make_mechanism
-from varifocal.model.cache import CachedKeys, update_cache
+from varifocal.equations.layout import Layout
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.growing_cache import kept_pools, let_grow
+from varifocal.model.memory_layer import remember
 from varifocal.model.steps import normed_and_rotated
-from varifocal.model.text_layout import TextLayout
 
 
 class VarifocalAttention(Qwen3Attention):
@@ -28,9 +29,7 @@ class VarifocalAttention(Qwen3Attention):
         name, options = config.layer_mechanism(layer_idx)
         self.mechanism = make_mechanism(name, config.head_shape(), **options)
 
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], layout: TextLayout, cache: Cache | None
-    ) -> MechanismOutput:
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, cache: Cache | None) -> MechanismOutput:
         """The layer's attention of its normed input x [B, T, C]; the result's output is [B, T, C] too.
 
         Args:
@@ -43,19 +42,13 @@ class VarifocalAttention(Qwen3Attention):
         v = self.by_head(self.v_proj(x)).transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
-        memory, pooled = None, None
-        if cache is not None:
-            memory = self.mechanism.remember(x, q, k)
-            let_grow(cache, self.layer_idx)
-            k, v, memory = update_cache(cache, self.layer_idx, k, v, memory=memory, total=layout.total)
-        documents = layout.documents_of_last(k.shape[2])
-        if cache is not None:
-            cached = CachedKeys(k, v, memory)
-            pooled = kept_pools(cache, self.layer_idx, self.mechanism, cached, new=x.shape[1], documents=documents)
-        attended = self.mechanism(x, q, k, v, memory=memory, documents=documents, pooled=pooled)
+        if cache is None:
+            attended: MechanismOutput = self.mechanism(x, q, k, v, layout=layout)
+        else:
+            remembered = remember(cache, self.layer_idx, self.mechanism, x, q, k, v, layout=layout)
+            attended = self.mechanism.read(x, q, remembered, layout=layout)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
-        output = self.o_proj(attended.output.transpose(1, 2).flatten(2))
-        return MechanismOutput(output, attended.losses, attended.records)
+        return replace(attended, output=self.o_proj(attended.output.transpose(1, 2).flatten(2)))
 
     def by_head(self, projected: Tensor) -> Tensor:
         """[B, T, * D] as [B, T, *, D]."""

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 from huggingface_hub.dataclasses import strict
 from transformers import Qwen3Config
 
-from varifocal.attention.mechanisms import HeadShape, MechanismConfig
-from varifocal.attention.mechanisms.bigbird import BigBirdConfig
-from varifocal.attention.mechanisms.context_adaptive import ContextAdaptiveConfig
-from varifocal.attention.mechanisms.local import LocalConfig
-from varifocal.attention.mechanisms.registry import config_from_options, mechanism_type, options_from_config
+from varifocal.attention.mechanisms import HeadShape
+from varifocal.attention.mechanisms.registry import config_from_options, options_from_config
+from varifocal.model.memory_layer import LAYER_TYPE
 
 
 class LayerMechanism(NamedTuple):
@@ -47,23 +45,22 @@ class VarifocalConfig(Qwen3Config):
         super().__post_init__(**kwargs)
         check_heads(self)
         self.mechanism_options = complete_options(self.mechanism, self.mechanism_options, self.num_hidden_layers)
-        # The cache of transformers asks these two which layers need only their last tokens. A window of ours counts the
-        # query's own key, and so does its sliding window. Layers of unequal windows all keep the widest one.
-        reaches = [reach(config_from_options(*self.layer_mechanism(layer))) for layer in range(self.num_hidden_layers)]
-        self.layer_types = ["full_attention" if one is None else "sliding_attention" for one in reaches]
-        self.sliding_window = max((one for one in reaches if one is not None), default=None)
+        # What a layer remembers is its mechanism's to say; transformers' caches make this kind of layer for it.
+        self.layer_types = [LAYER_TYPE] * self.num_hidden_layers
+        self.sliding_window = None
+
+    def validate_layer_type(self) -> None:
+        """transformers checks its own kinds of layers here; ours are all of one kind, which it does not list."""
 
     def layer_mechanism(self, layer: int) -> LayerMechanism:
-        """The mechanism of a layer. Where layers share their options, each draws random blocks of its own."""
+        """The mechanism of a layer. Where layers share their options, each may draw at random by itself."""
         name = self.mechanism if isinstance(self.mechanism, str) else self.mechanism[layer]
         options = self.mechanism_options
         if isinstance(options, Sequence):
             return LayerMechanism(name, dict(options[layer]))
         assert options is not None
-        shared = dict(options if isinstance(self.mechanism, str) else options[name])
-        if mechanism_type(name).config_type is BigBirdConfig:
-            shared["seed"] += layer
-        return LayerMechanism(name, shared)
+        shared = options if isinstance(self.mechanism, str) else options[name]
+        return LayerMechanism(name, options_from_config(config_from_options(name, shared).in_layer(layer)))
 
     def head_shape(self) -> HeadShape:
         """C, H, G and D of every layer."""
@@ -121,12 +118,3 @@ def complete(name: str, options: Any) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise ValueError(f"the options of mechanism {name!r} must be a dict, got {options!r}")
     return options_from_config(config_from_options(name, options))
-
-
-def reach(config: MechanismConfig) -> int | None:
-    """How many keys back, its own included, a query of this mechanism ever looks; None if it may be all."""
-    if isinstance(config, LocalConfig) and not config.global_tokens:
-        return config.window
-    if isinstance(config, ContextAdaptiveConfig) and config.reads == "local":
-        return config.window_max
-    return None

@@ -22,12 +22,13 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwe
 from transformers.utils import can_return_tuple
 
 from varifocal.attention.mechanisms import Mechanism, MechanismOutput
+from varifocal.equations.layout import Layout
 from varifocal.model.attention import VarifocalAttention
 from varifocal.model.config import VarifocalConfig
+from varifocal.model.layout import documents_of, lay_out_text
 from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
 from varifocal.model.steps import fed_forward, normed
-from varifocal.model.text_layout import TextLayout, lay_out_text
 
 
 class VarifocalDecoderLayer(GradientCheckpointingLayer):
@@ -41,7 +42,7 @@ class VarifocalDecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
-        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: TextLayout, past_key_values: Cache | None = None
+        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, past_key_values: Cache | None = None
     ) -> tuple[Tensor, MechanismOutput]:
         """The layer's output [B, T, C], and what its mechanism said."""
         attended = self.self_attn(normed(self.input_layernorm, hidden), rotary, layout, past_key_values)
@@ -145,7 +146,7 @@ class VarifocalModel(VarifocalPreTrainedModel):
             )
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self.wanted_cache(past_key_values, use_cache)
-        layout = lay_out_text(
+        layout, rotary_positions = lay_out_text(
             *hidden.shape[:2],
             # A static cache answers with a counter that it goes on to change.
             past=0 if cache is None else int(cache.get_seq_length()),
@@ -154,12 +155,12 @@ class VarifocalModel(VarifocalPreTrainedModel):
             documents=documents,
             device=hidden.device,
         )
-        if cache is not None and layout.documents is not None and documents is None and attention_mask is None:
+        if cache is not None and not layout.one_document and documents is None and attention_mask is None:
             raise ValueError(
                 "position_ids that start anew separate packed documents, which a cache cannot remember; "
                 "pass use_cache=False, or documents [B, S] in every call"
             )
-        rotary = self.rotary_emb(hidden, layout.positions)
+        rotary = self.rotary_emb(hidden, rotary_positions)
         every_hidden: list[Tensor] = []
         losses: list[dict[str, Tensor]] = []
         records: list[dict[str, Tensor]] = []
@@ -175,6 +176,7 @@ class VarifocalModel(VarifocalPreTrainedModel):
             hidden_states=(*every_hidden, hidden) if output_hidden_states else None,
             auxiliary_losses=summed(losses),
             records=tuple(records) if output_records else None,
+            layout=layout,
         )
 
     def wanted_cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -259,14 +261,8 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
             logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep or 0))
         auxiliary = outputs.auxiliary_losses or {}
         if labels is not None:
-            layout = lay_out_text(
-                *hidden.shape[:2],
-                attention_mask=None if attention_mask is None else attention_mask[:, -hidden.shape[1] :],
-                position_ids=position_ids,
-                documents=None if documents is None else documents[:, -hidden.shape[1] :],
-                device=hidden.device,
-            )
-            following = next_token_labels(labels.to(hidden.device), layout.documents).flatten()
+            assert outputs.layout is not None
+            following = next_token_labels(labels.to(hidden.device), documents_of(outputs.layout)).flatten()
             count = (following != IGNORED).sum()
             total = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
             loss = linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, following) / total

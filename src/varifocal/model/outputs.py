@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from varifocal.equations.layout import Layout
+
 
 @dataclass
 class VarifocalModelOutput(BaseModelOutputWithPast):
@@ -16,6 +18,8 @@ class VarifocalModelOutput(BaseModelOutputWithPast):
     """The mechanisms' losses by name, coefficients included, summed over the layers."""
     records: tuple[dict[str, Tensor], ...] | None = None
     """Each layer's MechanismOutput.records (gates, widths, selected keys), with output_records=True."""
+    layout: Layout | None = None
+    """Where the tokens stood."""
 
 
 @dataclass

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from varifocal.attention.mechanisms.registry import nearest
+from varifocal.attention.mechanisms.base import Scale
+from varifocal.attention.mechanisms.registry import mechanism_type, nearest
 from varifocal.model.config import VarifocalConfig
 
 
@@ -93,25 +93,6 @@ def preset(
 
 
 def scaled_options(mechanism: str, sizes: Preset) -> dict[str, Any]:
-    """The options of a mechanism that depend on the context; the others keep their defaults.
-
-    Windows follow the preset's. Lengths that the papers set near the square root of the context (segments, strides) are
-    the power of two at it or above, and blocks are as long. k grows with the square root by itself. The indexer's rank
-    is a quarter of a head.
-    """
-    window = sizes.window
-    root = 2 ** math.ceil(math.log2(math.sqrt(sizes.context)))
-    block = min(64, root)
-    scaled: dict[str, dict[str, Any]] = {
-        "local": {"window": window},
-        "combiner": {"segment": root},
-        "dynamic_sparse": {"block": block, "rank": max(4, sizes.head_width // 4)},
-        "context_adaptive": {
-            "window_min": window, "window_max": 2 * window, "edge": max(8, window // 8), "block": block,
-        },
-        "head_gated": {"window": window},
-        "sparse_geometric": {"stride": root},
-        "bigbird": {"window": 3 * window // 4, "global_tokens": window // 2, "block": window // 4},
-        "sparse_transformer": {"stride": root},
-    }  # fmt: skip
-    return scaled.get(mechanism, {})
+    """The options of a mechanism that follow a model's sizes, as the mechanism itself says."""
+    scale = Scale(context=sizes.context, window=sizes.window, head_width=sizes.head_width)
+    return mechanism_type(mechanism).scaled_options(scale)

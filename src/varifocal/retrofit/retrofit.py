@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from varifocal.attention.mechanisms.registry import config_from_options, mechanism_type
+from varifocal.attention.mechanisms.registry import make_mechanism, mechanism_type
 from varifocal.model.checkpoints import only_errors
 from varifocal.model.modeling import VarifocalForCausalLM
-from varifocal.retrofit.dense_start import foreign_share, start_neutral, starting_options
+from varifocal.retrofit.dense_start import foreign_share, start_as_dense, starting_options
 from varifocal.retrofit.families import FAMILIES, take_over, translate_config
 from varifocal.retrofit.sources import open_source, read_tokenizer
 
@@ -78,10 +78,12 @@ def retrofit(
     if context is None:
         context = min(LONGEST, sizes.max_position_embeddings)
     chosen = starting_options(mechanism, sizes, context=context, options=options or {})
-    share = foreign_share(config_from_options(mechanism, chosen), context)
+    alone = make_mechanism(mechanism, sizes.head_shape(), **chosen)
+    alone.start_as_dense()
+    share = foreign_share(alone, context)
     torch.manual_seed(seed)
     ours = take_over(model, mechanism=mechanism, mechanism_options=chosen or None)
-    start_neutral(ours)
+    start_as_dense(ours)
     return Retrofitted(ours, model, read_tokenizer(source), chosen, context, share)
 
 

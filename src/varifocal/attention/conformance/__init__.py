@@ -3,9 +3,9 @@
 from varifocal.attention.conformance.check import Conformance, Finding, assert_conforms, check
 from varifocal.attention.conformance.rows import ROWS, Row
 from varifocal.attention.conformance.subject import Attention
-from varifocal.attention.conformance.variants import VARIANTS, Variant, variants_of
+from varifocal.attention.conformance.variants import every_variant, variants_of
 
 __all__ = [
-    "ROWS", "VARIANTS", "Attention", "Conformance", "Finding", "Row", "Variant", "assert_conforms", "check",
+    "ROWS", "Attention", "Conformance", "Finding", "Row", "assert_conforms", "check", "every_variant",
     "variants_of",
 ]  # fmt: skip

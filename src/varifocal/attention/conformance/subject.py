@@ -49,7 +49,7 @@ class Tokens(NamedTuple):
 
 
 def join_tokens(parts: Iterable[Tokens]) -> Tokens:
-    """Tokens one behind the other."""
+    """Tokens one after the other."""
     x, *heads = zip(*parts, strict=True)
     return Tokens(torch.cat(x, dim=1), *(torch.cat(tensors, dim=2) for tensors in heads))
 
@@ -81,7 +81,7 @@ class Subject:
         raise NotImplementedError
 
     def step(self, new: Tokens, cache: Any) -> tuple[Tensor, Any]:
-        """The output for new tokens behind those of the cache (None at first), and the cache with them.
+        """The output for new tokens after those of the cache (None at first), and the cache with them.
 
         Here for an attention that is given all keys each time: the cache holds the tokens themselves.
         """
@@ -148,16 +148,15 @@ class MechanismSubject(Subject):
 
     def call(self, tokens: Tokens, last: int | None, positions: Tensor | None, documents: Tensor | None) -> Any:
         queries = queries_of(tokens, last, positions)
-        return self.mechanism(
-            queries.x,
-            queries.q,
-            tokens.k,
-            tokens.v,
-            memory=self.mechanism.remember(tokens.x, tokens.q, tokens.k),
-            documents=documents,
-            positions=positions,
-            backend=self.backend,
+        remembered = self.mechanism.memory().append(*tokens)
+        return self.mechanism.read(
+            queries.x, queries.q, remembered, documents=documents, positions=positions, backend=self.backend
         )
+
+    def step(self, new: Tokens, cache: Any) -> tuple[Tensor, Any]:
+        """New tokens against the mechanism's own memory of all before them."""
+        memory = self.mechanism.memory() if cache is None else cache
+        return self.mechanism(*new, memory=memory, backend=self.backend).output, memory
 
     def output(
         self,

@@ -1,69 +1,55 @@
-"""The mechanisms of ours that `varifocal check` holds to the promises, in sizes that make short texts interesting."""
+"""The mechanisms that `varifocal check` holds to the promises, in the small sizes that each of them names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from varifocal.attention.conformance.rows import Bench
 from varifocal.attention.conformance.subject import MechanismSubject
 from varifocal.attention.mechanisms import MECHANISMS, HeadShape, make_mechanism
+from varifocal.attention.mechanisms.base import Mechanism, typical_equation
 from varifocal.attention.mechanisms.registry import mechanism_type
+from varifocal.attention.mechanisms.variant import Variant
+from varifocal.equations.branches import TopK, Window, members
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A mechanism with options for texts of some thirty tokens."""
+class NamedVariant(NamedTuple):
+    """A variant of a mechanism, as it is asked for."""
 
     mechanism: str
     name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    window: int | None = None
-    """For a pure window, the keys it reads."""
-    selects: int | None = None
-    """For a top-k, the length of the units it selects."""
+    """The mechanism's, and the variant's label after it."""
+    options: Mapping[str, Any]
 
 
-GATE: Mapping[str, Any] = {"hidden": 3}
-WINDOWS: Mapping[str, Any] = {"window_min": 4, "window_max": 11, "edge": 3, "gate": GATE}
-
-VARIANTS: dict[str, Variant] = {
-    variant.name: variant
-    for variant in (
-        Variant("dense", "dense"),
-        Variant("local", "local", {"window": 5, "global_tokens": 2}),
-        Variant("local", "local window", {"window": 5, "global_tokens": 0}, window=5),
-        Variant("combiner", "combiner", {"segment": 4}),
-        Variant("dynamic_sparse", "dynamic_sparse", {"rank": 3}, selects=1),
-        Variant("dynamic_sparse", "dynamic_sparse blocks", {"rank": 3, "select": "blocks", "block": 4}, selects=4),
-        Variant("context_adaptive", "context_adaptive", WINDOWS, selects=1),
-        Variant("context_adaptive", "context_adaptive blocks", {**WINDOWS, "select": "blocks", "block": 4}, selects=4),
-        Variant("head_gated", "head_gated", {"window": 5}),
-        Variant("sparse_geometric", "sparse_geometric", {"hidden": 3}),
-        Variant("sparse_geometric", "sparse_geometric log", {"hidden": 3, "form": "log", "bias": 1.0}),
-        Variant("sparse_geometric", "sparse_geometric threshold", {"hidden": 3, "form": "threshold", "threshold": 0.4}),
-        Variant("bigbird", "bigbird", {"window": 4, "global_tokens": 2, "random_blocks": 2, "block": 3}),
-        Variant("sparse_transformer", "sparse_transformer", {"stride": 5}),
-    )
-}
+def every_variant() -> dict[str, NamedVariant]:
+    """The variants of all mechanisms by name; a mechanism that names none is tested with its defaults."""
+    found = {}
+    for name, mechanism in MECHANISMS.items():
+        for variant in mechanism.variants or (Variant(),):
+            full = f"{name} {variant.label}".strip()
+            found[full] = NamedVariant(name, full, variant.options)
+    return found
 
 
 def variants_of(mechanism: str) -> tuple[str, ...]:
     """The names of a mechanism's variants (or the variant itself, if it is one)."""
-    if mechanism in VARIANTS and mechanism not in MECHANISMS:
+    known = every_variant()
+    if mechanism in known and mechanism not in MECHANISMS:
         return (mechanism,)
     mechanism_type(mechanism)
-    return tuple(name for name, variant in VARIANTS.items() if variant.mechanism == mechanism)
+    return tuple(name for name, variant in known.items() if variant.mechanism == mechanism)
 
 
 def variant_subject(name: str, bench: Bench, *, backend: str) -> MechanismSubject:
     """A variant with random parameters: at their start, gates are constant and would hide mistakes."""
-    if name not in VARIANTS:
+    known = every_variant()
+    if name not in known:
         mechanism_type(name)
-    variant = VARIANTS[name]
+    variant = known[name]
     shape = HeadShape(
         model_width=bench.model_width, heads=bench.heads, kv_heads=bench.kv_heads, head_width=bench.head_width
     )
@@ -72,5 +58,22 @@ def variant_subject(name: str, bench: Bench, *, backend: str) -> MechanismSubjec
         for number, parameter in enumerate(mechanism.parameters()):
             parameter.add_(bench.normal(*parameter.shape, draw=200 + number), alpha=0.5)
     return MechanismSubject(
-        mechanism=mechanism, name=name, backend=backend, window=variant.window, selects=variant.selects
+        mechanism=mechanism, name=name, backend=backend, window=pure_window(mechanism), selects=selected_unit(mechanism)
     )
+
+
+def pure_window(mechanism: Mechanism[Any]) -> int | None:
+    """The number of keys that a mechanism reads if it is nothing but a window of one size."""
+    branches = typical_equation(mechanism, 2).branches
+    if len(branches) == 1 and isinstance(branches[0], Window) and isinstance(branches[0].size, int):
+        return branches[0].size
+    return None
+
+
+def selected_unit(mechanism: Mechanism[Any]) -> int | None:
+    """The length of the units that a mechanism ranks and selects (1 for keys); None if it does not select."""
+    for branch in typical_equation(mechanism, 2).branches:
+        for member in members(branch):
+            if isinstance(member, TopK):
+                return 1 if member.select == "exact" else member.block
+    return None

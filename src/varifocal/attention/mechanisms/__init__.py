@@ -8,6 +8,7 @@ from varifocal.attention.mechanisms.registry import (
     config_from_options,
     make_mechanism,
     options_from_config,
+    register,
 )
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "config_from_options",
     "make_mechanism",
     "options_from_config",
+    "register",
 ]

@@ -1,15 +1,21 @@
-"""What all mechanisms share: the shape of a layer's heads, a frozen config, one forward, one result."""
+"""What all mechanisms share: the shape of a layer's heads, a frozen config, one equation, one result."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from varifocal.attention.attend import attend, lay_out
-from varifocal.equations.branches import Branch
+from varifocal.attention.attend import evaluate, lay_out
+from varifocal.attention.mechanisms.ablation import Ablation
+from varifocal.attention.mechanisms.variant import Variant
+from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, Remembered
+from varifocal.equations.branches import SoftWindow, members
+from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended
 
@@ -36,8 +42,34 @@ class HeadShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The sizes that a mechanism's options follow."""
+
+    context: int
+    """Tokens of a text."""
+    window: int
+    """Keys of a local branch; the papers' 256 for their contexts."""
+    head_width: int
+    """D."""
+
+    @property
+    def root(self) -> int:
+        """The power of two at the square root of the context, or above: the length of segments and strides."""
+        return int(2 ** math.ceil(math.log2(math.sqrt(self.context))))
+
+    @property
+    def block(self) -> int:
+        """Keys in a block that is ranked as a whole."""
+        return min(64, self.root)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MechanismConfig:
     """The options of one mechanism: a frozen value, saved with a model."""
+
+    def in_layer(self, layer: int) -> Self:
+        """The options of one layer of a model whose layers share these; whatever is drawn at random may differ."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,32 +80,32 @@ class MechanismOutput:
     """[B, H, T, D]."""
     losses: dict[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses by name, with their coefficients, to be added to the loss."""
-    records: dict[str, Tensor] = field(default_factory=dict)
-    """What is worth recording, detached: "gate" [B, H, T], "decides" bool [B, T] or [B, H, T] (where the gate has
-    any effect),
-    "width" [B, H, T], "selected" [B, H, T, K] (Attended.selected)."""
+    equation: Equation | None = None
+    """What was evaluated."""
+    attended: Attended | None = None
+    """What came of it."""
+    layout: Layout | None = None
+    """Where the queries stood."""
 
-
-class RankedBlocks(NamedTuple):
-    """What a top-k by blocks ranks."""
-
-    keys: Tensor
-    """[B, *, S, F]."""
-    block: int
-    """Keys in a block."""
-
-
-class SummarizedSegments(NamedTuple):
-    """What summaries of segments are made of."""
-
-    queries: Tensor
-    """[B, H, S, D]."""
-    keys: Tensor
-    """[B, G, S, D]."""
-    values: Tensor
-    """[B, G, S, D]."""
-    length: int
-    """Keys in a segment."""
+    @cached_property
+    def records(self) -> dict[str, Tensor]:
+        """What is worth recording, detached: "gate" [B, H, T] and "decides" bool [B, T] or [B, H, T] (where the gate
+        has any effect), "width" [B, H, T], "selected" [B, H, T, K] (Attended.selected)."""
+        found: dict[str, Tensor] = {}
+        if self.equation is None or self.attended is None or self.layout is None:
+            return found
+        for member in (member for branch in self.equation.branches for member in members(branch)):
+            if isinstance(member, SoftWindow):
+                found["width"] = member.width.detach()
+        if self.equation.weights is not None and len(self.equation.branches) == 2:
+            place = self.layout.query_place
+            same = self.equation.all_read_everything(place)
+            found["gate"] = self.equation.weights[..., 0].detach()
+            found["decides"] = (place >= 0 if same.ndim == 2 else (place >= 0)[:, None]) & ~same
+        for selected in self.attended.selected:
+            if selected is not None:
+                found["selected"] = selected
+        return found
 
 
 class Call(NamedTuple):
@@ -82,32 +114,38 @@ class Call(NamedTuple):
     x: Tensor
     """[B, T, C]: the layer's normed input at the queries."""
     q: Tensor
-    k: Tensor
-    v: Tensor
-    memory: Tensor | None
-    """[B, *, S, F]: what `remember` made of every key."""
-    documents: Tensor | None
-    positions: Tensor | None
-    pooled: Tensor | None
-    """[B, *, N, F]: what a cache kept of each block of keys: the mean of what is ranked, or a summary."""
+    """[B, H, T, D]."""
+    remembered: Remembered
+    """Keys, values and notes of the tokens that may be read."""
+    layout: Layout
+    """Where the queries stand among them."""
     backend: str
 
-    def attend(self, branches: Branch | tuple[Branch, ...], **options: Any) -> Attended:
-        """attend on this call's queries, keys and values."""
-        return attend(
-            self.q,
-            self.k,
-            self.v,
-            branches=branches,
-            documents=self.documents,
-            positions=self.positions,
-            backend=self.backend,
-            **options,
-        )
+    @property
+    def k(self) -> Tensor:
+        """[B, G, S, D]."""
+        return self.remembered.k
 
-    def layout(self) -> Layout:
-        """Where this call's queries stand."""
-        return lay_out(self.q, self.k, self.v, documents=self.documents, positions=self.positions)
+    @property
+    def v(self) -> Tensor:
+        """[B, G, S, D]."""
+        return self.remembered.v
+
+    @property
+    def counted(self) -> Tensor:
+        """bool [B, T]: the queries that are not padding."""
+        return self.layout.query_place >= 0
+
+
+class Overhead(NamedTuple):
+    """What a mechanism costs in training beside its attention, for a token of one layer, as it was counted."""
+
+    traffic: float = 0.0
+    """Bytes that its own operators read and write, forward and backward."""
+    operators: float = 0.0
+    """How many it starts."""
+    kept: float = 0.0
+    """Bytes kept for the backward pass."""
 
 
 ConfigT = TypeVar("ConfigT", bound=MechanismConfig)
@@ -116,51 +154,70 @@ ConfigT = TypeVar("ConfigT", bound=MechanismConfig)
 class Mechanism(nn.Module, Generic[ConfigT]):
     """An attention mechanism: given a layer's normed input and its queries, keys and values, the heads' output.
 
-    Subclasses say which config they take, what (if anything) past keys must carry in a cache (`remember`), and how
-    the branches, weights and score of the equation are chosen (`focus`).
+    A mechanism says in `equation` what a call reads and how. Everything else has a default that a mechanism may better:
+    what it remembers (`memory`), losses of its own (`losses`), how its options follow a context (`scaled_options`), how
+    it starts as dense attention (`dense_options`, `start_as_dense`), what can be taken away from it (`ablations`),
+    small sizes for tests (`variants`), and the words that describe it (`words`).
     """
 
     name: str
     """The stem: the mechanism's name in configs, files and docs."""
     config_type: type[ConfigT]
+    variants: ClassVar[tuple[Variant, ...]] = ()
+    """Options for texts of some thirty tokens, for tests; without any, the defaults stand for all."""
+    ablations: ClassVar[tuple[Ablation, ...]] = ()
+    """What can be taken away from it, or changed, to see what it is good for."""
 
     def __init__(self, config: ConfigT | None = None, shape: HeadShape | None = None) -> None:
         super().__init__()
         self.config: ConfigT = self.config_type() if config is None else config
         self.shape = HeadShape() if shape is None else shape
 
+    def equation(self, call: Call) -> Equation:
+        """Branches, weights and score of a call."""
+        raise NotImplementedError
+
+    def losses(self, call: Call, equation: Equation, attended: Attended) -> dict[str, Tensor]:
+        """Auxiliary losses of what the mechanism trains by itself, with their coefficients."""
+        return {}
+
+    def memory(self) -> Memory:
+        """An empty memory of what later queries need; by default keys and values, as far back as any query reads."""
+        reach = self.farthest()
+        return KeysAndValues() if reach is None else RecentKeys(reach)
+
+    def farthest(self) -> int | None:
+        """How many keys back, its own included, a query ever looks; None if that has no bound."""
+        return None
+
     def reset_parameters(self) -> None:
         """Initialise the mechanism's own parameters, if it has any."""
 
-    def remember(self, x: Tensor, q: Tensor, k: Tensor) -> Tensor | None:
-        """What later queries need of these tokens besides k and v, to be kept with them in a cache.
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        """The options that follow the sizes of a model; the others keep their defaults."""
+        return {}
 
-        Args:
-            x: the layer's normed input [B, T, C].
-            q: queries [B, H, T, D].
-            k: keys [B, G, T, D].
+    @classmethod
+    def dense_options(cls, context: int) -> dict[str, Any]:
+        """Options with which it can take the place of dense attention on texts of up to `context` tokens."""
+        return {}
 
-        Returns:
-            [B, *, T, F], or None if keys and values are all that later queries need.
-        """
-        return None
+    def start_as_dense(self) -> None:
+        """Set its parameters such that it reads as dense attention does, as far as it can."""
 
-    def ranked_blocks(self, k: Tensor, memory: Tensor | None) -> RankedBlocks | None:
-        """What a cache may pool while it decodes: the keys that a top-k by blocks ranks; None if there are none.
+    def words(self) -> str:
+        """What it reads, as a clause for pages and tables."""
+        return "reads as its own equation says"
 
-        Args:
-            k: keys [B, G, S, D].
-            memory: `remember` of them [B, *, S, F].
-        """
-        return None
+    def rating_flops(self) -> float:
+        """Operations a token of its own networks, all heads together: two for each weight of a matrix."""
+        return 2.0 * sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
 
-    def summarized_segments(self, k: Tensor, v: Tensor, memory: Tensor | None) -> SummarizedSegments | None:
-        """What a cache may summarize while it decodes; None if nothing is read in summary. Arguments as above."""
-        return None
-
-    def focus(self, call: Call) -> MechanismOutput:
-        """Choose branches, weights and score, and attend."""
-        raise NotImplementedError
+    def overhead(self, length: int, bytes_per_number: int) -> Overhead:
+        """What it costs in training beside its attention, on texts of `length` tokens."""
+        weights = self.rating_flops() / 2
+        return Overhead(traffic=0.0, operators=15.0 if weights else 0.0, kept=0.0)
 
     def forward(
         self,
@@ -169,10 +226,10 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         k: Tensor,
         v: Tensor,
         *,
-        memory: Tensor | None = None,
+        memory: Memory | None = None,
+        layout: Layout | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
-        pooled: Tensor | None = None,
         backend: str = "auto",
     ) -> MechanismOutput:
         """Attend from queries to keys.
@@ -180,19 +237,45 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         Args:
             x: the layer's normed input at the queries [B, T, C].
             q: queries [B, H, T, D], rotary embedding and norms already applied.
-            k: keys [B, G, S, D]; with a cache, S > T.
+            k: keys [B, G, S, D]: those of the queries' own tokens (S = T) and, without a memory, any before them.
             v: values [B, G, S, D].
-            memory: [B, *, S, F], `remember` of all S keys; None if the call holds every key's x and q (T = S).
+            memory: what `memory()` made, with all earlier tokens in it; it takes in the new ones.
+            layout: where the queries stand among the S tokens that they may read, in place of the next two.
             documents: integers [B, S], as in attend.
             positions: integers [T] or [B, T], as in attend.
-            pooled: [B, *, N, F], the means of `ranked_blocks` as `PooledKeys` keeps them, or the summaries of
-                `summarized_segments` as `SegmentSummaries` does. They save work, nothing else.
             backend: as in attend.
         """
         self.check(x, q, k)
-        if memory is None and q.shape[2] == k.shape[2] and positions is None:
-            memory = self.remember(x, q, k)
-        return self.focus(Call(x, q, k, v, memory, documents, positions, pooled, backend))
+        if memory is not None:
+            remembered = memory.append(x, q, k, v, layout=layout)
+        elif positions is None and q.shape[2] == k.shape[2]:
+            remembered = self.memory().append(x, q, k, v, layout=layout)
+        else:
+            remembered = Remembered(k, v)
+        return self.read(x, q, remembered, layout=layout, documents=documents, positions=positions, backend=backend)
+
+    def read(
+        self,
+        x: Tensor,
+        q: Tensor,
+        remembered: Remembered,
+        *,
+        layout: Layout | None = None,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+        backend: str = "auto",
+    ) -> MechanismOutput:
+        """Attend from queries to what is remembered; the arguments are those of `forward`."""
+        k, v = remembered.k, remembered.v
+        if layout is None:
+            layout = lay_out(q, k, v, documents=documents, positions=positions)
+        elif layout.keys != k.shape[2]:
+            layout = layout.of_last(k.shape[2])
+        call = Call(x, q, remembered, layout, backend)
+        equation = self.equation(call)
+        attended = evaluate(equation, q, k, v, layout=layout, shortcuts=remembered.shortcuts, backend=backend)
+        losses = {**equation.losses, **self.losses(call, equation, attended)}
+        return MechanismOutput(attended.output, losses, equation, attended, layout)
 
     def check(self, x: Tensor, q: Tensor, k: Tensor) -> None:
         """ValueError unless x, q and k have this mechanism's sizes."""
@@ -211,14 +294,27 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             expected = (q.shape[0], q.shape[2], shape.model_width)
             raise ValueError(f"{self.name} expects x [B, T, C] = {expected}, got {tuple(x.shape)}")
 
-    def needed_memory(self, call: Call) -> Tensor:
-        """The call's memory; ValueError if a cached call did not bring it."""
-        if call.memory is None:
+    def note(self, call: Call, name: str) -> Tensor:
+        """A note of every remembered token [B, *, S, F]; ValueError if the call did not bring it."""
+        if name not in call.remembered.notes:
             raise ValueError(
-                f"{self.name} needs memory=remember(x, q, k) of all {call.k.shape[2]} keys "
-                f"when {call.q.shape[2]} queries stand at positions of their own; keep it in the cache"
+                f"{self.name} reads the {name.replace('_', ' ')} of all {call.k.shape[2]} keys, which a call of "
+                f"{call.q.shape[2]} queries does not hold; pass a memory() that took in the tokens before them"
             )
-        return call.memory
+        return call.remembered.notes[name]
+
+
+def typical_equation(mechanism: Mechanism[Any], length: int) -> Equation:
+    """The equation of a text of `length` tokens that are all 0: what a mechanism reads before it sees anything."""
+    shape = mechanism.shape
+    parameter = next(mechanism.parameters(), torch.empty(0))
+    zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+    x = zero.expand(1, length, shape.model_width)
+    q = zero.expand(1, shape.heads, length, shape.head_width)
+    k = zero.expand(1, shape.kv_heads, length, shape.head_width)
+    with torch.no_grad():
+        remembered = mechanism.memory().append(x, q, k, k)
+        return mechanism.equation(Call(x, q, remembered, lay_out(q, k, k), "auto"))
 
 
 def two_way(gate: Tensor) -> Tensor:

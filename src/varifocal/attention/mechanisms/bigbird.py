@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, MechanismOutput
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Scale
+from varifocal.attention.mechanisms.variant import Variant
 from varifocal.equations.branches import Prefix, RandomBlocks, Window
 from varifocal.equations.branches.base import require_at_least
+from varifocal.equations.equation import Equation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +26,29 @@ class BigBirdConfig(MechanismConfig):
         for name in ("window", "global_tokens", "random_blocks", "block"):
             require_at_least(name, getattr(self, name), 1)
 
+    def in_layer(self, layer: int) -> Self:
+        """Each layer draws random blocks of its own."""
+        return replace(self, seed=self.seed + layer)
+
 
 class BigBird(Mechanism[BigBirdConfig]):
     """One softmax over the last `window` keys, the first `global_tokens` and `random_blocks` drawn blocks."""
 
     name = "bigbird"
     config_type = BigBirdConfig
+    variants = (Variant({"window": 4, "global_tokens": 2, "random_blocks": 2, "block": 3}),)
 
-    def focus(self, call: Call) -> MechanismOutput:
+    def equation(self, call: Call) -> Equation:
         config = self.config
         random = RandomBlocks(config.random_blocks, block=config.block, seed=config.seed)
-        return MechanismOutput(call.attend(Window(config.window) | Prefix(config.global_tokens) | random).output)
+        return Equation((Window(config.window) | Prefix(config.global_tokens) | random,))
+
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        window = scale.window
+        return {"window": 3 * window // 4, "global_tokens": window // 2, "block": window // 4}
+
+    def words(self) -> str:
+        config = self.config
+        drawn = f"the first {config.global_tokens} of the text and {config.random_blocks} random blocks"
+        return f"no gate: the last {config.window} keys, {drawn}"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
-
-from varifocal.attention.mechanisms.base import (
-    Call,
-    Mechanism,
-    MechanismConfig,
-    MechanismOutput,
-    SummarizedSegments,
-)
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Overhead, Scale
+from varifocal.attention.mechanisms.variant import Variant
+from varifocal.attention.memories import SegmentSummaries
 from varifocal.equations.branches import Segments
 from varifocal.equations.branches.base import require_at_least
+from varifocal.equations.equation import Equation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +28,21 @@ class Combiner(Mechanism[CombinerConfig]):
 
     name = "combiner"
     config_type = CombinerConfig
+    variants = (Variant({"segment": 4}),)
 
-    def remember(self, x: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The queries [B, H, T, D]: a segment's summary is what its pooled queries read."""
-        return q
+    def memory(self) -> SegmentSummaries:
+        return SegmentSummaries(self.config.segment)
 
-    def summarized_segments(self, k: Tensor, v: Tensor, memory: Tensor | None) -> SummarizedSegments | None:
-        return None if memory is None else SummarizedSegments(memory, k, v, self.config.segment)
+    def equation(self, call: Call) -> Equation:
+        return Equation((Segments(self.config.segment, queries=self.note(call, "queries")),))
 
-    def focus(self, call: Call) -> MechanismOutput:
-        branch = Segments(self.config.segment, queries=self.needed_memory(call), summaries=call.pooled)
-        return MechanismOutput(call.attend(branch).output)
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        return {"segment": scale.root}
+
+    def words(self) -> str:
+        return f"no gate: its own segment of {self.config.segment} keys, and a summary of each earlier one"
+
+    def overhead(self, length: int, bytes_per_number: int) -> Overhead:
+        heads, width = self.shape.heads, self.shape.head_width
+        return Overhead(traffic=4.0 * heads * width, operators=43, kept=16.0 * heads)

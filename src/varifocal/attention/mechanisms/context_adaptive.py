@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from varifocal.attention.gates import Gate, GateConfig
+from varifocal.attention.gates import CLOSED, Gate, GateConfig
+from varifocal.attention.mechanisms.ablation import GATE_TOOLS, Ablation, plain
 from varifocal.attention.mechanisms.base import (
     Call,
     HeadShape,
     Mechanism,
     MechanismConfig,
-    MechanismOutput,
-    RankedBlocks,
+    Overhead,
+    Scale,
     two_way,
 )
+from varifocal.attention.mechanisms.variant import Variant
+from varifocal.attention.memories import KeysAndValues, Memory, RankedBlocks
 from varifocal.attention.precision import wide_linear
 from varifocal.equations.branches import SoftWindow, TopK
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.branches.top_k import Select
+from varifocal.equations.equation import Equation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +62,12 @@ class ContextAdaptiveConfig(MechanismConfig):
             raise ValueError(f"reads must be 'both', 'local' or 'global', got {self.reads!r}")
         self.top_k()
 
-    def top_k(self, pooled: Tensor | None = None) -> TopK:
+    def top_k(self) -> TopK:
         """The global branch."""
-        return TopK(scale=self.k_scale, minimum=self.k_min, select=self.select, block=self.block, pooled=pooled)
+        return TopK(scale=self.k_scale, minimum=self.k_min, select=self.select, block=self.block)
+
+
+SMALL: dict[str, Any] = {"window_min": 4, "window_max": 11, "edge": 3, "gate": {"hidden": 3}}
 
 
 class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
@@ -68,6 +75,23 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
 
     name = "context_adaptive"
     config_type = ContextAdaptiveConfig
+    variants = (Variant(SMALL), Variant({**SMALL, "select": "blocks", "block": 4}, "blocks"))
+    ablations = (
+        Ablation(
+            name="constant_gate",
+            question="is it the gate, or the fixed half-and-half mix?",
+            options=plain(gate={"kind": "constant"}),
+        ),
+        Ablation(name="static_gate", question="must the gate see the token?", options=plain(gate={"kind": "static"})),
+        Ablation(name="linear_gate", question="does the gate need two layers?", options=plain(gate={"kind": "linear"})),
+        Ablation(name="fixed_window", question="must the window's width be learned?", options=plain(width="fixed")),
+        Ablation(name="local_only", question="what does the window do alone?", options=plain(reads="local")),
+        Ablation(name="global_only", question="what do the top k do alone?", options=plain(reads="global")),
+        Ablation(name="half_k", question="are fewer keys enough?", options=plain(k_scale=0.5)),
+        Ablation(name="double_k", question="do more keys help?", options=plain(k_scale=2.0)),
+        Ablation(name="blocks", question="what does selecting by blocks cost?", options=plain(select="blocks")),
+        *GATE_TOOLS,
+    )
 
     def __init__(self, config: ContextAdaptiveConfig | None = None, shape: HeadShape | None = None) -> None:
         super().__init__(config, shape)
@@ -92,30 +116,50 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
             return x.new_full((x.shape[0], self.shape.heads, x.shape[1]), (low + high) / 2, dtype=torch.float32)
         return low + (high - low) * wide_linear(self.width, x).sigmoid().mT
 
-    def ranked_blocks(self, k: Tensor, memory: Tensor | None) -> RankedBlocks | None:
-        ranks = self.config.select == "blocks" and self.config.reads != "local"
-        return RankedBlocks(k, self.config.block) if ranks else None
+    def memory(self) -> Memory:
+        if self.config.reads != "local" and self.config.select == "blocks":
+            return KeysAndValues(RankedBlocks(self.config.block))
+        return super().memory()
 
-    def focus(self, call: Call) -> MechanismOutput:
-        config, records = self.config, {}
-        top_k = config.top_k(call.pooled)
+    def farthest(self) -> int | None:
+        return self.config.window_max if self.config.reads == "local" else None
+
+    def equation(self, call: Call) -> Equation:
+        config = self.config
         if config.reads == "global":
-            attended = call.attend(top_k)
-        else:
-            width = self.window_width(call.x)
-            records["width"] = width.detach()
-            window = SoftWindow(width, edge=config.edge, limit=config.window_max)
-            if config.reads == "local":
-                return MechanismOutput(call.attend(window).output, records=records)
-        losses: dict[str, Tensor] = {}
-        if self.gate is not None:
-            place = call.layout().query_place
-            gate, losses = self.gate(call.x, counted=place >= 0)
-            attended = call.attend((window, top_k), weights=two_way(gate))
-            # While top-k takes every key and the window has not begun to fade, both read the same.
-            same = top_k.reads_everything(place)[:, None] & (place[:, None] <= width - config.edge)
-            records |= {"gate": gate.detach(), "decides": (place >= 0)[:, None] & ~same}
-        selected = attended.selected[-1]
-        if selected is not None:
-            records["selected"] = selected
-        return MechanismOutput(attended.output, losses, records)
+            return Equation((config.top_k(),))
+        window = SoftWindow(self.window_width(call.x), edge=config.edge, limit=config.window_max)
+        if self.gate is None:
+            return Equation((window,))
+        gate, losses = self.gate(call.x, counted=call.counted)
+        return Equation((window, config.top_k()), two_way(gate), losses=losses)
+
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        window = scale.window
+        return {"window_min": window, "window_max": 2 * window, "edge": max(8, window // 8), "block": scale.block}
+
+    @classmethod
+    def dense_options(cls, context: int) -> dict[str, Any]:
+        """A gate that starts closed to the window, and a top-k that takes in the whole context."""
+        return {"gate": {"start": CLOSED}, "k_min": context}
+
+    def words(self) -> str:
+        config = self.config
+        sizes = f"a window of {config.window_min} to {config.window_max} keys, as wide as the token asks"
+        if config.width == "fixed":
+            sizes = f"a window of {(config.window_min + config.window_max) // 2} keys"
+        best = f"the keys that it rates highest, about {config.k_scale:g} √n of n"
+        if config.reads != "both":
+            return f"no gate: {sizes if config.reads == 'local' else best}"
+        return f"a gate mixes local, {sizes}, with global, {best}"
+
+    def overhead(self, length: int, bytes_per_number: int) -> Overhead:
+        config, heads, width = self.config, self.shape.heads, self.shape.head_width
+        listed = 0 if config.reads == "local" else config.top_k().listed(length)
+        output = bytes_per_number * heads * width if config.select == "blocks" else 0
+        return Overhead(
+            traffic=24.0 * self.shape.model_width + 230 * heads + 1500,
+            operators=81,
+            kept=8.0 * config.gate.hidden + heads * (32.0 + 4 * listed) + output,
+        )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, MechanismOutput
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig
+from varifocal.attention.mechanisms.variant import Variant
 from varifocal.equations.branches import Causal
+from varifocal.equations.equation import Equation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,10 @@ class Dense(Mechanism[DenseConfig]):
 
     name = "dense"
     config_type = DenseConfig
+    variants = (Variant(),)
 
-    def focus(self, call: Call) -> MechanismOutput:
-        return MechanismOutput(call.attend(Causal()).output)
+    def equation(self, call: Call) -> Equation:
+        return Equation((Causal(),))
+
+    def words(self) -> str:
+        return "no gate: every key"

@@ -1,25 +1,23 @@
-"""Top-k keys chosen by a learned indexer: the papers' Dynamic Sparse row, after DeepSeek-AI, DeepSeek-V3.2, 2025."""
+"""Top-k keys selected by a learned indexer: the papers' Dynamic Sparse row, after DeepSeek-AI, DeepSeek-V3.2, 2025."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from varifocal.attention.mechanisms.base import (
-    Call,
-    HeadShape,
-    Mechanism,
-    MechanismConfig,
-    MechanismOutput,
-    RankedBlocks,
-)
-from varifocal.attention.mechanisms.indexer_loss import indexer_divergence
-from varifocal.attention.precision import project_heads
-from varifocal.equations.branches import Indexer, TopK, Window
+from varifocal.attention.backends import prepare
+from varifocal.attention.mechanisms.base import Call, HeadShape, Mechanism, MechanismConfig, Overhead, Scale
+from varifocal.attention.mechanisms.variant import Variant
+from varifocal.attention.memories import KeysAndValues, Memory, RankedBlocks
+from varifocal.attention.precision import project_heads, wide
+from varifocal.equations.branches import Indexer, TopK, Window, members
 from varifocal.equations.branches.base import require_at_least, require_finite
 from varifocal.equations.branches.top_k import Select
+from varifocal.equations.equation import Equation
+from varifocal.equations.problem import Attended, DivergenceProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +38,22 @@ class DynamicSparseConfig(MechanismConfig):
         require_finite("divergence", self.divergence, least=0)
         self.top_k(None)
 
-    def top_k(self, indexer: Indexer | None, pooled: Tensor | None = None) -> TopK:
-        """The branch that the indexer chooses."""
-        return TopK(
-            scale=self.k_scale,
-            minimum=self.k_min,
-            select=self.select,
-            block=self.block,
-            indexer=indexer,
-            pooled=pooled,
-        )
+    def top_k(self, indexer: Indexer | None) -> TopK:
+        """The branch that the indexer selects."""
+        return TopK(scale=self.k_scale, minimum=self.k_min, select=self.select, block=self.block, indexer=indexer)
+
+
+class IndexKeys(KeysAndValues):
+    """Keys, values and the indexer's keys."""
+
+    def __init__(self, weight: Tensor, ranked: RankedBlocks | None) -> None:
+        super().__init__(ranked)
+        self.weight = weight
+        """[G, R, D]."""
+
+    def notes(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+        """The indexer's keys [B, G, T, R]; no gradient goes back through them."""
+        return {"index_keys": project_heads(k.detach(), self.weight)}
 
 
 class DynamicSparse(Mechanism[DynamicSparseConfig]):
@@ -62,6 +66,7 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
 
     name = "dynamic_sparse"
     config_type = DynamicSparseConfig
+    variants = (Variant({"rank": 3}), Variant({"rank": 3, "select": "blocks", "block": 4}, "blocks"))
 
     def __init__(self, config: DynamicSparseConfig | None = None, shape: HeadShape | None = None) -> None:
         super().__init__(config, shape)
@@ -77,25 +82,46 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
         with torch.no_grad():
             self.query_weight.copy_(self.key_weight.repeat_interleave(groups, dim=0))
 
-    def remember(self, x: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The indexer's keys [B, G, T, R]."""
-        return project_heads(k.detach(), self.key_weight)
+    def memory(self) -> Memory:
+        blocks = self.config.select == "blocks"
+        return IndexKeys(self.key_weight, RankedBlocks(self.config.block, of="index_keys") if blocks else None)
 
-    def ranked_blocks(self, k: Tensor, memory: Tensor | None) -> RankedBlocks | None:
-        return (
-            RankedBlocks(memory, self.config.block) if self.config.select == "blocks" and memory is not None else None
-        )
+    def equation(self, call: Call) -> Equation:
+        queries = project_heads(call.q.detach(), self.query_weight)
+        return Equation((self.config.top_k(Indexer(queries, self.note(call, "index_keys"))) | Window(1),))
 
-    def focus(self, call: Call) -> MechanismOutput:
-        indexer = Indexer(project_heads(call.q.detach(), self.query_weight), self.needed_memory(call))
-        top_k = self.config.top_k(indexer, call.pooled)
-        attended = call.attend(top_k | Window(1))
+    def losses(self, call: Call, equation: Equation, attended: Attended) -> dict[str, Tensor]:
+        """The divergence that trains the indexer."""
+        if not (self.training and torch.is_grad_enabled() and self.config.divergence):
+            return {}
+        (top_k,) = (one for one in members(equation.branches[0]) if isinstance(one, TopK))
         selected = attended.selected[0]
+        assert top_k.indexer is not None
         assert selected is not None
-        losses = {}
-        if self.training and torch.is_grad_enabled() and self.config.divergence:
-            divergence = indexer_divergence(
-                call.q, call.k, indexer, selected, top_k, call.layout(), backend=call.backend
-            )
-            losses["indexer"] = self.config.divergence * divergence
-        return MechanismOutput(attended.output, losses, {"selected": selected})
+        problem = DivergenceProblem(
+            q=wide(call.q.detach()),
+            k=wide(call.k.detach()),
+            indexer=top_k.indexer,
+            selected=selected,
+            top_k=top_k,
+            layout=call.layout,
+        )
+        divergence: Tensor = prepare(call.backend, problem, device=call.q.device.type)()
+        return {"indexer": self.config.divergence * divergence}
+
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        return {"block": scale.block, "rank": max(4, scale.head_width // 4)}
+
+    def words(self) -> str:
+        return f"no gate: the keys that an indexer rates highest, about {self.config.k_scale:g} √n of n"
+
+    def overhead(self, length: int, bytes_per_number: int) -> Overhead:
+        shape, rank = self.shape, self.config.rank
+        numbers = (shape.heads + shape.kv_heads) * shape.head_width
+        halves = (shape.heads + shape.kv_heads) * rank
+        return Overhead(
+            traffic=21.0 * numbers + 800 * shape.heads,
+            operators=67,
+            kept=4.0 * (halves + shape.heads * self.config.top_k(None).listed(length)),
+        )

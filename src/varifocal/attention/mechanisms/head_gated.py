@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from varifocal.attention.gates import Gate, GateConfig
+from varifocal.attention.gates import CLOSED, Gate, GateConfig
+from varifocal.attention.mechanisms.ablation import GATE_TOOLS, Ablation, plain
 from varifocal.attention.mechanisms.base import (
     Call,
     HeadShape,
     Mechanism,
     MechanismConfig,
-    MechanismOutput,
+    Overhead,
+    Scale,
     two_way,
 )
+from varifocal.attention.mechanisms.variant import Variant
 from varifocal.equations.branches import Causal, Window
 from varifocal.equations.branches.base import require_at_least
+from varifocal.equations.equation import Equation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,31 @@ class HeadGated(Mechanism[HeadGatedConfig]):
 
     name = "head_gated"
     config_type = HeadGatedConfig
+    variants = (Variant({"window": 5}),)
+    ablations = (
+        Ablation(
+            name="no_gate",
+            question="is it the gate, or the fixed half-and-half mix?",
+            options=plain(gate={"kind": "constant"}),
+        ),
+        Ablation(name="static_gate", question="must the gate see the token?", options=plain(gate={"kind": "static"})),
+        Ablation(
+            name="quarter_window",
+            question="a window of 64 for the paper's 256",
+            options=lambda sizes: {"window": max(1, sizes.window // 4)},
+        ),
+        Ablation(
+            name="half_window",
+            question="a window of 128 for the paper's 256",
+            options=lambda sizes: {"window": max(1, sizes.window // 2)},
+        ),
+        Ablation(
+            name="double_window",
+            question="a window of 512 for the paper's 256",
+            options=lambda sizes: {"window": 2 * sizes.window},
+        ),
+        *GATE_TOOLS,
+    )
 
     def __init__(self, config: HeadGatedConfig | None = None, shape: HeadShape | None = None) -> None:
         super().__init__(config, shape)
@@ -42,10 +72,26 @@ class HeadGated(Mechanism[HeadGatedConfig]):
     def reset_parameters(self) -> None:
         self.gate.reset_parameters()
 
-    def focus(self, call: Call) -> MechanismOutput:
-        place = call.layout().query_place
-        gate, losses = self.gate(call.x, counted=place >= 0)
-        attended = call.attend((Window(self.config.window), Causal()), weights=two_way(gate))
-        # Up to the width of the window both branches read the same keys, and the gate has no effect.
-        records = {"gate": gate.detach(), "decides": place >= self.config.window}
-        return MechanismOutput(attended.output, losses, records)
+    def equation(self, call: Call) -> Equation:
+        gate, losses = self.gate(call.x, counted=call.counted)
+        return Equation((Window(self.config.window), Causal()), two_way(gate), losses=losses)
+
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        return {"window": scale.window}
+
+    @classmethod
+    def dense_options(cls, context: int) -> dict[str, Any]:
+        """A gate that starts closed to the window."""
+        return {"gate": {"start": CLOSED}}
+
+    def words(self) -> str:
+        return f"a gate mixes local, the last {self.config.window} keys, with global, every key"
+
+    def overhead(self, length: int, bytes_per_number: int) -> Overhead:
+        heads, width = self.shape.heads, self.shape.head_width
+        return Overhead(
+            traffic=12.0 * self.shape.model_width + 160 * heads,
+            operators=27,
+            kept=bytes_per_number * heads * width + 24.0 * heads,
+        )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, MechanismOutput
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Scale
+from varifocal.attention.mechanisms.variant import Variant
 from varifocal.equations.branches import Branch, Prefix, Window
 from varifocal.equations.branches.base import require_at_least
+from varifocal.equations.equation import Equation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,27 @@ class Local(Mechanism[LocalConfig]):
 
     name = "local"
     config_type = LocalConfig
+    variants = (
+        Variant({"window": 5, "global_tokens": 2}),
+        Variant({"window": 5, "global_tokens": 0}, "window"),
+    )
 
-    def focus(self, call: Call) -> MechanismOutput:
-        branch: Branch = Window(self.config.window)
-        if self.config.global_tokens:
-            branch = branch | Prefix(self.config.global_tokens)
-        return MechanismOutput(call.attend(branch).output)
+    @property
+    def branch(self) -> Branch:
+        """The window, and the global tokens if there are any."""
+        window = Window(self.config.window)
+        return window | Prefix(self.config.global_tokens) if self.config.global_tokens else window
+
+    def equation(self, call: Call) -> Equation:
+        return Equation((self.branch,))
+
+    def farthest(self) -> int | None:
+        return self.branch.farthest()
+
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        return {"window": scale.window}
+
+    def words(self) -> str:
+        first = f" and the first {self.config.global_tokens} of the text" if self.config.global_tokens else ""
+        return f"no gate: the last {self.config.window} keys{first}"

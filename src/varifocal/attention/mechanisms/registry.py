@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
 
 from varifocal.attention.gates import GateConfig
 from varifocal.attention.mechanisms.base import HeadShape, Mechanism, MechanismConfig
@@ -19,21 +20,68 @@ from varifocal.attention.mechanisms.local import Local
 from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
 from varifocal.attention.mechanisms.sparse_transformer import SparseTransformer
 
-MECHANISMS: dict[str, type[Mechanism[Any]]] = {
-    mechanism.name: mechanism
-    for mechanism in (
-        Dense,
-        Local,
-        Combiner,
-        DynamicSparse,
-        ContextAdaptive,
-        HeadGated,
-        SparseGeometric,
-        BigBird,
-        SparseTransformer,
-    )
-}
-"""The modules by stem, in the order of the tables."""
+ENTRY_POINTS = "varifocal.mechanisms"
+"""The group of entry points by which other packages offer mechanisms: `stem = module:Class`."""
+
+MechanismT = TypeVar("MechanismT", bound=type[Mechanism[Any]])
+
+
+class Registry(Mapping[str, type[Mechanism[Any]]]):
+    """The mechanisms by stem: ours first, in the order of the tables, then those that were registered.
+
+    What other packages offer by entry points is loaded when a name is first looked up that is not known yet, or when
+    all mechanisms are listed.
+    """
+
+    def __init__(self, known: Iterable[type[Mechanism[Any]]]) -> None:
+        self._known = {mechanism.name: mechanism for mechanism in known}
+        self._offers_are_loaded = False
+
+    def add(self, mechanism: type[Mechanism[Any]]) -> None:
+        """Make a mechanism known by its name."""
+        name = getattr(mechanism, "name", None)
+        if not (isinstance(mechanism, type) and issubclass(mechanism, Mechanism)) or not isinstance(name, str):
+            raise ValueError(f"expected a subclass of Mechanism with a name, got {mechanism!r}")
+        if self._known.get(name, mechanism) is not mechanism:
+            raise ValueError(f"the name {name!r} is taken by {self._known[name].__qualname__}; give it another one")
+        self._known[name] = mechanism
+
+    def load_offers(self) -> None:
+        """Load what installed packages offer by entry points, once."""
+        if self._offers_are_loaded:
+            return
+        self._offers_are_loaded = True
+        for offer in entry_points(group=ENTRY_POINTS):
+            try:
+                self.add(offer.load())
+            except (ImportError, AttributeError) as error:
+                raise ValueError(f"the mechanism {offer.name!r} ({offer.value}) cannot be loaded: {error}") from error
+
+    def __getitem__(self, name: str) -> type[Mechanism[Any]]:
+        if name not in self._known:
+            self.load_offers()
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.load_offers()
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        self.load_offers()
+        return len(self._known)
+
+
+MECHANISMS = Registry((
+    *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
+    SparseTransformer,
+))  # fmt: skip
+"""All mechanisms by stem."""
+
+
+def register(mechanism: MechanismT) -> MechanismT:
+    """Make a mechanism of your own known by its name, everywhere; also a decorator of its class."""
+    MECHANISMS.add(mechanism)
+    return mechanism
 
 
 def make_mechanism(name: str, shape: HeadShape | None = None, **options: Any) -> Mechanism[Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, MechanismOutput
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Scale
+from varifocal.attention.mechanisms.variant import Variant
 from varifocal.equations.branches import Strided, Window
 from varifocal.equations.branches.base import require_at_least
+from varifocal.equations.equation import Equation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,16 @@ class SparseTransformer(Mechanism[SparseTransformerConfig]):
 
     name = "sparse_transformer"
     config_type = SparseTransformerConfig
+    variants = (Variant({"stride": 5}),)
 
-    def focus(self, call: Call) -> MechanismOutput:
+    def equation(self, call: Call) -> Equation:
         stride = self.config.stride
-        return MechanismOutput(call.attend(Window(stride) | Strided(stride)).output)
+        return Equation((Window(stride) | Strided(stride),))
+
+    @classmethod
+    def scaled_options(cls, scale: Scale) -> dict[str, Any]:
+        return {"stride": scale.root}
+
+    def words(self) -> str:
+        stride = self.config.stride
+        return f"no gate: the last {stride} keys and before them every {stride}th"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import FixedBranch
+from varifocal.equations.branches.base import Branch, FixedBranch
 
 
 @dataclass(frozen=True)
@@ -16,3 +16,9 @@ class Causal(FixedBranch):
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return torch.ones_like(query - key, dtype=torch.bool)
+
+    def near(self, place: Tensor) -> Tensor:
+        return (place + 1).clamp(min=0)
+
+    count = Branch.count
+    reads_everything = Branch.reads_everything

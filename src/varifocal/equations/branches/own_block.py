@@ -1,4 +1,4 @@
-"""The keys of the query's own block, up to the query: a part of branches that choose or summarise blocks."""
+"""The keys of the query's own block, up to the query: a part of branches that select or summarise blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from varifocal.equations.blocks import same_block
-from varifocal.equations.branches.base import FixedBranch, require_at_least
+from varifocal.equations.branches.base import Branch, FixedBranch, require_at_least
 
 
 @dataclass(frozen=True)
@@ -22,3 +22,14 @@ class OwnBlock(FixedBranch):
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return same_block(query, key, self.length)
+
+    def near(self, place: Tensor) -> Tensor:
+        return place % self.length + 1
+
+    def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
+        return (self.near(place) - beyond).clamp(min=0)
+
+    def farthest(self) -> int:
+        return self.length
+
+    reads_everything = Branch.reads_everything

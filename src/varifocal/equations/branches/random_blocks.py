@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import FixedBranch, require_at_least
+from varifocal.equations.branches.base import Branch, FixedBranch, require_at_least
 
 
 @dataclass(frozen=True)
 class RandomBlocks(FixedBranch):
-    """Up to `count` blocks of keys before the query's own block, drawn by a hash of the seed and its place.
+    """Up to `blocks` blocks of keys before the query's own block, drawn by a hash of the seed and its place.
 
     Two draws may hit the same block. The draw depends on nothing but the place in the document: the same
     query reads the same blocks in training, in decoding and in every batch.
     """
 
-    count: int
+    blocks: int
     """Blocks drawn for each block of queries."""
     block: int = 64
     """Keys in a block."""
@@ -26,18 +26,24 @@ class RandomBlocks(FixedBranch):
     """Another seed draws other blocks."""
 
     def __post_init__(self) -> None:
-        require_at_least("number of random blocks", self.count, 1)
+        require_at_least("number of random blocks", self.blocks, 1)
         require_at_least("block", self.block, 1)
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return self.allows_drawn(query, key, self.draws(query))
 
+    def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
+        earlier = torch.div(place, self.block, rounding_mode="floor").clamp(min=0, max=self.blocks)
+        return torch.minimum(earlier * self.block, (place + 1 - beyond).clamp(min=0))
+
+    reads_everything = Branch.reads_everything
+
     def draws(self, query: Tensor) -> tuple[Tensor, ...]:
         """int64: the number of each block that is drawn for queries at the given places."""
         query_block = torch.div(query, self.block, rounding_mode="floor")
         return tuple(
-            scramble(query_block * self.count + draw, self.seed) % query_block.clamp(min=1)
-            for draw in range(self.count)
+            scramble(query_block * self.blocks + draw, self.seed) % query_block.clamp(min=1)
+            for draw in range(self.blocks)
         )
 
     def allows_drawn(self, query: Tensor, key: Tensor, draws: tuple[Tensor, ...]) -> Tensor:
@@ -45,8 +51,8 @@ class RandomBlocks(FixedBranch):
         query_block = torch.div(query, self.block, rounding_mode="floor")
         key_block = torch.div(key, self.block, rounding_mode="floor")
         drawn = key_block == draws[0]
-        for chosen in draws[1:]:
-            drawn = drawn | (key_block == chosen)
+        for selected in draws[1:]:
+            drawn = drawn | (key_block == selected)
         return drawn & (key_block < query_block)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from varifocal.equations.branches.base import Branch, require_at_least
@@ -22,13 +23,20 @@ class Segments(Branch):
     """Keys in a segment."""
     queries: Tensor | None = None
     """[B, H, S, D]: the queries that stood at each key. None: the call's own queries, one for each key."""
-    summaries: Tensor | None = None
-    """[B, H, N, 2 D]: summary key and value of the complete segments of a text that is one document, as
-    `SegmentSummaries` keeps them while decoding. They change nothing but the work: a backend may read them in place of
-    all keys."""
 
     def __post_init__(self) -> None:
         require_at_least("segment length", self.length, 1)
+
+    def near(self, place: Tensor) -> Tensor:
+        return self.own.near(place)
+
+    def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
+        summaries = torch.div(place, self.length, rounding_mode="floor")
+        return self.own.count(place, beyond=beyond) + summaries.clamp(min=0)
+
+    def rating_flops(self, place: Tensor, head_width: int) -> Tensor:
+        """A segment's summary value is one query's attention to its keys, spread over its tokens."""
+        return torch.full_like(place, 4 * head_width)
 
     @property
     def own(self) -> OwnBlock:

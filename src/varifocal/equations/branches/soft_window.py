@@ -28,6 +28,22 @@ class SoftWindow(Branch):
         require_finite("soft edge", self.edge, least=1)
         require_at_least("window limit", self.limit, 1)
 
+    @property
+    def follows_positions(self) -> bool:
+        return True
+
+    def near(self, place: Tensor) -> Tensor:
+        full = (self.width.detach() - self.edge).floor().long() + 1
+        return torch.minimum(place.unsqueeze(-2) + 1, full.clamp(max=self.limit)).clamp(min=0)
+
+    def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
+        widest = self.width.detach().ceil().long().clamp(max=self.limit)
+        place = place if place.ndim == widest.ndim else place.unsqueeze(-2)
+        return (torch.minimum(place + 1, widest) - beyond).clamp(min=0)
+
+    def farthest(self) -> int:
+        return self.limit
+
     def log_weight(self, distance: Tensor, width: Tensor) -> Tensor:
         """The logarithm of the weight of a key at `distance`; minus infinity where it is not read.
 

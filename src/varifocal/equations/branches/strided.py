@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import FixedBranch, require_at_least
+from varifocal.equations.branches.base import Branch, FixedBranch, require_at_least
 
 
 @dataclass(frozen=True)
@@ -21,3 +22,12 @@ class Strided(FixedBranch):
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return (query - key) % self.stride == 0
+
+    def near(self, place: Tensor) -> Tensor:
+        return (place + 1).clamp(min=0, max=1 if self.stride > 1 else None)
+
+    def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
+        skipped = (torch.as_tensor(beyond, device=place.device) + self.stride - 1) // self.stride
+        return (torch.div(place, self.stride, rounding_mode="floor") + 1 - skipped).clamp(min=0)
+
+    reads_everything = Branch.reads_everything

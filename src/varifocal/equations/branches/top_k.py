@@ -17,7 +17,7 @@ Select = Literal["exact", "blocks"]
 
 @dataclass(frozen=True, eq=False)
 class Indexer:
-    """Low-rank queries and keys that choose in place of the true scores: DeepSeek-AI, DeepSeek-V3.2, 2025.
+    """Low-rank queries and keys that select in place of the true scores: DeepSeek-AI, DeepSeek-V3.2, 2025.
 
     The indexer receives no gradient from the output; `dynamic_sparse` trains it with a divergence of its own.
     """
@@ -32,8 +32,8 @@ class Indexer:
 class TopK(Branch):
     """The k best keys of each query and head, k_i = min(i + 1, max(minimum, ceil(scale * sqrt(i + 1)))).
 
-    i is the query's place in its document. Of equal scores the lower index wins. The chosen scores get exact
-    gradients, the choice none. With select="blocks" the query reads its own block of keys and the
+    i is the query's place in its document. Of equal scores the lower index wins. The selected scores get exact
+    gradients, the selection none. With select="blocks" the query reads its own block of keys and the
     ceil(k_i / block) best of the earlier ones, ranked by the mean of their keys.
     """
 
@@ -47,9 +47,6 @@ class TopK(Branch):
     """Keys in a block, for select="blocks"."""
     indexer: Indexer | None = None
     """Ranks the keys in place of the scores."""
-    pooled: Tensor | None = None
-    """[B, G, ceil(S / block), D]: the mean keys (or index keys) of the blocks, as `PooledKeys` keeps them while
-    decoding. They change nothing but the work: a backend may read them in place of all keys."""
 
     def __post_init__(self) -> None:
         require_at_least("top-k minimum", self.minimum, 1)
@@ -79,8 +76,27 @@ class TopK(Branch):
         """The largest number of blocks before its own that any query of a row of `keys` keys reads."""
         return min(-(-self.most_keys(keys) // self.block), keys // self.block)
 
+    def listed(self, keys: int) -> int:
+        """How many indices the last query of a row of `keys` keys selects."""
+        last = torch.tensor([keys - 1])
+        return int(self.keys_per_query(last) if self.select == "exact" else self.blocks_per_query(last))
+
+    def near(self, place: Tensor) -> Tensor:
+        return self.own.near(place) if self.select == "blocks" else torch.zeros_like(place)
+
+    def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
+        """The selected keys; those nearer than `beyond` count as selected before any other."""
+        keys = self.keys_per_query(place)
+        if self.select == "blocks":
+            keys = self.blocks_per_query(place) * self.block + self.own.near(place)
+        return (keys - beyond).clamp(min=0)
+
+    def rating_flops(self, place: Tensor, head_width: int) -> Tensor:
+        rated = place + 1 if self.select == "exact" else torch.div(place + 1, self.block, rounding_mode="floor")
+        width = head_width if self.indexer is None else self.indexer.queries.shape[-1]
+        return rated * 2 * width
+
     def reads_everything(self, place: Tensor) -> Tensor:
-        """bool: whether queries at the given places read every key up to their own."""
         if self.select == "exact":
             return self.keys_per_query(place) > place
         return self.blocks_per_query(place) >= torch.div(place, self.block, rounding_mode="floor")

@@ -1,6 +1,7 @@
 """How a query rates a key."""
 
-from varifocal.equations.scores.dot import Dot, HeadScale, Score
+from varifocal.equations.scores.base import Pairs, Score
+from varifocal.equations.scores.dot import Dot, HeadScale
 from varifocal.equations.scores.pair_gate import PairGate
 
-__all__ = ["Dot", "HeadScale", "PairGate", "Score"]
+__all__ = ["Dot", "HeadScale", "PairGate", "Pairs", "Score"]

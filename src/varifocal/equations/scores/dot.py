@@ -8,18 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Score:
-    """Rates every pair of a query and a key, from their dot product and whatever else it carries."""
-
-    def rate(self, products: Tensor, *, head_width: int) -> Tensor:
-        """Scores [B, H, T, S] from dot products q.k [B, H, T, S]; minus infinity where a pair is not read."""
-        raise NotImplementedError
-
-    def prepare(self, dtype: torch.dtype, blind_query: Tensor, unseen_key: Tensor) -> Score:
-        """The same score in the given type, with 0 for queries [B, 1, T, 1] and keys [B, 1, S, 1] that do not count."""
-        return self
+from varifocal.equations.scores.base import Pairs, Score
 
 
 @dataclass(frozen=True)
@@ -37,8 +26,14 @@ class Dot(Score):
         """The factor in force for heads of width D."""
         return 1.0 / math.sqrt(head_width) if self.scale is None else self.scale
 
-    def rate(self, products: Tensor, *, head_width: int) -> Tensor:
+    def rate(self, products: Tensor, pairs: Pairs) -> Tensor:
+        return self.rate_blocks(products, head_width=pairs.head_width)
+
+    def rate_blocks(self, products: Tensor, *, head_width: int) -> Tensor:
         return products * self.factor(head_width)
+
+    def is_neutral(self) -> bool:
+        return self.scale is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,5 +46,16 @@ class HeadScale(Score):
     def prepare(self, dtype: torch.dtype, blind_query: Tensor, unseen_key: Tensor) -> HeadScale:
         return replace(self, scale=self.scale.to(dtype))
 
-    def rate(self, products: Tensor, *, head_width: int) -> Tensor:
+    def rate(self, products: Tensor, pairs: Pairs) -> Tensor:
+        return self.rate_blocks(products, head_width=pairs.head_width)
+
+    def rate_blocks(self, products: Tensor, *, head_width: int) -> Tensor:
         return products / math.sqrt(head_width) * self.scale[:, None, None]
+
+    def is_neutral(self) -> bool:
+        return is_one(self.scale)
+
+
+def is_one(scale: Tensor) -> bool:
+    """Whether every factor is 1, to a few roundings of a float32."""
+    return bool(torch.allclose(scale.detach().float(), torch.ones(()), rtol=1e-5, atol=0.0))

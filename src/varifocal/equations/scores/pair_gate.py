@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from varifocal.equations.scores.dot import Score
+from varifocal.equations.scores.base import Pairs, Score
+from varifocal.equations.scores.dot import is_one
 
 PairForm = Literal["product", "log", "threshold"]
 
@@ -67,8 +68,35 @@ class PairGate(Score):
             scale=None if self.scale is None else self.scale.to(dtype),
         )
 
-    def rate(self, products: Tensor, *, head_width: int) -> Tensor:
-        alpha = products / math.sqrt(head_width)
+    def of_queries(self, part: slice) -> PairGate:
+        return replace(self, queries=self.queries[:, :, part])
+
+    @property
+    def rates_summaries(self) -> bool:
+        return False
+
+    def rate_blocks(self, products: Tensor, *, head_width: int) -> Tensor:
+        """A block has no pair gate: it is ranked by its dot product alone."""
+        return products
+
+    def pair_flops(self) -> float:
+        return 3.0 * self.output.shape[1]
+
+    def pair_functions(self) -> float:
+        return 1.0 + self.output.shape[1]
+
+    def is_neutral(self) -> bool:
+        """With a zero output layer every pair has the same gate: alpha + log s moves all scores alike."""
+        if bool((self.output != 0).any()):
+            return False
+        gate = torch.sigmoid(torch.zeros(1) if self.bias is None else self.bias.detach().float())
+        scale = torch.ones(1) if self.scale is None else self.scale.detach().float()
+        if self.form == "product":
+            return is_one(gate * scale)
+        return is_one(scale) and (self.form == "log" or bool((gate >= self.threshold).all()))
+
+    def rate(self, products: Tensor, pairs: Pairs) -> Tensor:
+        alpha = products / math.sqrt(pairs.head_width)
         if self.scale is not None:
             alpha = alpha * self.scale[:, None, None]
         return self.gated(alpha, self.gate_logits())

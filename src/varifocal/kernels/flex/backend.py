@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import Branch, FixedBranch, RandomBlocks, Segments, SoftWindow, TopK, members
+from varifocal.equations.branches import (
+    Branch,
+    FixedBranch,
+    Prefix,
+    RandomBlocks,
+    Segments,
+    SoftWindow,
+    TopK,
+    Window,
+    members,
+)
+from varifocal.equations.divergence import indexer_divergence
 from varifocal.equations.layout import Layout
-from varifocal.equations.problem import Attended, Problem, accumulation_dtype
+from varifocal.equations.normalizers import Softmax
+from varifocal.equations.pooling import pool_keys, summarize
+from varifocal.equations.problem import (
+    Attended,
+    DivergenceProblem,
+    PoolingProblem,
+    Problem,
+    SummaryProblem,
+    accumulation_dtype,
+)
 from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
 from varifocal.kernels.flex.compiled import attend_compiled
 from varifocal.kernels.flex.joining import Part, join
@@ -33,8 +54,32 @@ class Executor(Protocol):
         ones of one document."""
 
 
+HONOURS = frozenset({
+    *("q", "k", "v", "branches", "weights", "score", "layout", "normalizer", "shortcuts"),
+    *("indexer", "selected", "top_k"),
+    *("means", "keys", "block", "length"),
+})  # fmt: skip
+"""The parts of problems that are known here; shortcuts are for a cache on a CPU and do without."""
+
+
+def prepare(problem: Any) -> Callable[[], Any] | str:
+    """What runs the problem, or why FlexAttention cannot, as the end of a sentence."""
+    if isinstance(problem, Problem):
+        return why_not(problem) or partial(attend_flex, problem)
+    # What attention does not need is written in plain torch, for any device.
+    if isinstance(problem, DivergenceProblem):
+        return partial(indexer_divergence, problem)
+    if isinstance(problem, PoolingProblem):
+        return partial(pool_keys, problem)
+    if isinstance(problem, SummaryProblem):
+        return partial(summarize, problem)
+    return f"does not know the problem {type(problem).__name__}"
+
+
 def why_not(problem: Problem) -> str | None:
     """Why FlexAttention cannot evaluate a problem, as the end of a sentence; None if it can."""
+    if problem.normalizer != Softmax():
+        return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     if problem.q.device.type not in ("cuda", "cpu"):
         return f"runs on cuda and cpu tensors, got {problem.q.device}"
     if problem.q.dtype not in TYPES:
@@ -44,6 +89,8 @@ def why_not(problem: Problem) -> str | None:
     for member in (member for branch in problem.branches for member in members(branch)):
         if not isinstance(member, FixedBranch | SoftWindow | Segments | TopK):
             return f"has no kernel for the branch {type(member).__name__}"
+        if isinstance(member, Window | Prefix) and isinstance(member.size, tuple):
+            return f"has no kernel for a {type(member).__name__} whose sizes differ by head"
     if problem.q.device.type == "cpu":
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learning(problem)):
             return "has no backward on a CPU, where torch.no_grad() lets it run for checking outputs"
@@ -117,6 +164,8 @@ class Scene:
     """int32 [B, T]."""
     start: Tensor
     """int32 [B, T]."""
+    block_means: Tensor | None
+    """What a memory keeps of the blocks that a top-k ranks."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -143,8 +192,8 @@ def make_scene(problem: Problem, dtype: torch.dtype) -> Scene:
     if not (layout.one_document and layout.at_end):
         q, k, v = q.masked_fill(blind, 0.0), k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     score = problem.score.prepare(accumulation_dtype(dtype), blind, unseen)
-    position, start = (places.int().contiguous() for places in (layout.position, layout.start))
-    return Scene(q, k, v, score, layout, unseen, position, start)
+    means = None if problem.shortcuts is None else problem.shortcuts.block_means
+    return Scene(q, k, v, score, layout, unseen, *layout.ranges, means)
 
 
 def seen_keys(layout: Layout) -> Tensor:
@@ -189,7 +238,7 @@ def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor 
     choice: Tensor | None = None
     for member in members(branch):
         if isinstance(member, TopK):
-            chosen = select(member, scene.q, scene.k, scene.score, scene.layout)
+            chosen = select(member, scene.q, scene.k, scene.score, scene.layout, scene.block_means)
             choice = selected(chosen, member, scene.k.shape[2])
             sets.append(chosen)
         elif isinstance(member, SoftWindow):

@@ -7,7 +7,6 @@ as many as are left: exactly k, whatever the ties.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from varifocal.equations.branches import TopK
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import accumulation_dtype
-from varifocal.equations.scores import PairGate, Score
+from varifocal.equations.scores import Pairs, Score
 from varifocal.kernels.flex.key_sets import Chosen
 from varifocal.kernels.flex.whole_blocks import earlier, first_keys, gather_blocks
 
@@ -28,14 +27,19 @@ Rank = Callable[[slice], Tensor]
 """Scores [B, I, T', N] of some queries, minus infinity for what they may not choose."""
 
 
-def select(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout) -> Chosen:
-    """The choice of every query and head, from q [B, H, T, D], k [B, G, S, D] and a prepared score."""
+def select(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, means: Tensor | None) -> Chosen:
+    """The choice of every query and head, from q [B, H, T, D], k [B, G, S, D] and a prepared score.
+
+    `means` [B, G, N, D] are those of the blocks of keys (or of the indexer's), if a memory keeps them.
+    """
     with torch.no_grad():
         queries, keys = q, k
         if top_k.indexer is not None:
             queries, keys = top_k.indexer.queries, top_k.indexer.keys
-        choose = choose_keys if top_k.select == "exact" else choose_blocks
-        chosen = choose(top_k, queries, keys, score, layout)
+        if top_k.select == "exact":
+            chosen = choose_keys(top_k, queries, keys, score, layout)
+        else:
+            chosen = choose_blocks(top_k, queries, keys, score, layout, means)
         chosen = chosen.repeat_interleave(q.shape[1] // max(1, chosen.shape[1]), dim=1)
         return Chosen(chosen, top_k.own if top_k.select == "blocks" else None)
 
@@ -57,7 +61,7 @@ def choose_keys(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout)
 
     def rank(part: slice) -> Tensor:
         products = multiply(q[:, :, part], k)
-        scores = products if top_k.indexer is not None else rated(score, products, q.shape[-1], part)
+        scores = products if top_k.indexer is not None else rated(score, products, q.shape[-1], layout, part)
         start, position = layout.start[:, None, part, None], layout.position[:, None, part, None]
         return scores.masked_fill((index < start) | (index > position), float("-inf"))
 
@@ -65,20 +69,18 @@ def choose_keys(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout)
     return best(rank, budget, candidates=layout.keys, heads=q.shape[1], most=capacity(top_k, layout.keys))
 
 
-def choose_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout) -> Tensor:
+def choose_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, means: Tensor | None) -> Tensor:
     """int32 [B, I, T, P]: the first keys of the best complete blocks before each query's own, ascending, then NONE."""
     first = first_keys(layout, top_k.block)  # [B, N]
     slots = first.shape[1]
-    if top_k.pooled is not None:
-        means = top_k.pooled[:, :, :slots].to(accumulation_dtype(q.dtype))
+    if means is not None:
+        pooled = means[:, :, :slots].to(accumulation_dtype(q.dtype))
     else:
-        means = gather_blocks(k.to(accumulation_dtype(k.dtype)), first, top_k.block).mean(dim=3)
-    # A block has no pair gate.
-    plain = top_k.indexer is not None or isinstance(score, PairGate)
+        pooled = gather_blocks(k.to(accumulation_dtype(k.dtype)), first, top_k.block).mean(dim=3)
 
     def rank(part: slice) -> Tensor:
-        products = multiply(q[:, :, part], means)
-        scores = products if plain else score.rate(products, head_width=q.shape[-1])
+        products = multiply(q[:, :, part], pooled)
+        scores = products if top_k.indexer is not None else score.rate_blocks(products, head_width=q.shape[-1])
         open_to = earlier(first, layout.position[:, part], layout.start[:, part], top_k.block)
         return scores.masked_fill(~open_to[:, None], float("-inf"))
 
@@ -137,8 +139,8 @@ def multiply(q: Tensor, k: Tensor) -> Tensor:
     return (grouped @ k.mT).view(*q.shape[:3], k.shape[2])
 
 
-def rated(score: Score, products: Tensor, head_width: int, part: slice) -> Tensor:
+def rated(score: Score, products: Tensor, head_width: int, layout: Layout, part: slice) -> Tensor:
     """Scores of some queries from their dot products."""
-    if isinstance(score, PairGate):
-        score = replace(score, queries=score.queries[:, :, part])
-    return score.rate(products, head_width=head_width)
+    start, index = layout.start[:, None, part, None], torch.arange(layout.keys, device=products.device)
+    pairs = Pairs(layout.query_place[:, None, part, None], index - start, head_width)
+    return score.of_queries(part).rate(products, pairs)

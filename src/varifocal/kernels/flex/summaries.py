@@ -31,6 +31,6 @@ def summarise(q: Tensor, k: Tensor, v: Tensor, *, length: int, score: Score, lay
     keys, values = (
         gather_blocks(part, first, length).repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v)
     )  # [B, H, N, L, D]
-    within = score.rate((asking[..., None, :] @ keys.mT).squeeze(-2), head_width=q.shape[-1])  # [B, H, N, L]
+    within = score.rate_blocks((asking[..., None, :] @ keys.mT).squeeze(-2), head_width=q.shape[-1])  # [B, H, N, L]
     read = (within.softmax(dim=-1)[..., None, :] @ values).squeeze(-2)
     return Summaries(keys.amax(dim=3), read, first.int())

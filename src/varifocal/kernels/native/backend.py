@@ -6,17 +6,29 @@ what was selected; beside windows both share their gradients. Pair-gated scores 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from varifocal.equations.branches import Branch, Causal, Prefix, Segments, SoftWindow, TopK, Window, members
-from varifocal.equations.problem import Attended, Problem
+from varifocal.equations.normalizers import Softmax
+from varifocal.equations.problem import (
+    Attended,
+    DivergenceProblem,
+    PoolingProblem,
+    Problem,
+    Shortcuts,
+    SummaryProblem,
+)
 from varifocal.equations.scores import Dot, HeadScale, PairGate
 from varifocal.kernels.native import library
 from varifocal.kernels.native.arguments import needs_backward
-from varifocal.kernels.native.combiner import attend_segments
+from varifocal.kernels.native.combiner import attend_segments, summarize_full
+from varifocal.kernels.native.indexer import mean_divergence, why_no_divergence
 from varifocal.kernels.native.mixture import (
     CAUSAL,
     MAX_BRANCHES,
@@ -26,108 +38,51 @@ from varifocal.kernels.native.mixture import (
     mixture_inputs,
 )
 from varifocal.kernels.native.pair_gate import pair_gate
-from varifocal.kernels.native.select import select_blocks, select_exact
+from varifocal.kernels.native.select import select_blocks, select_exact, update_pooled
 from varifocal.kernels.native.selected import SelectedInputs, selected_forward, selected_inputs
 from varifocal.kernels.native.window_and_top_k import window_and_top_k
 
+HONOURS = frozenset({
+    *("q", "k", "v", "branches", "weights", "score", "layout", "normalizer", "shortcuts"),
+    *("indexer", "selected", "top_k"),
+    *("means", "keys", "block", "length"),
+})  # fmt: skip
+"""The parts of problems that these kernels know."""
 
-def why_not(problem: Problem) -> str | None:
-    """Why the native kernels cannot evaluate a problem, as the end of a sentence; None if they can."""
+
+def prepare(problem: Any) -> Callable[[], Any] | str:
+    """What runs the problem, or why the native kernels cannot, as the end of a sentence."""
     if (missing := library.why_missing()) is not None:
         return f"is missing here: {missing}"
-    if problem.q.device.type != "cpu":
-        return f"runs on cpu tensors, got {problem.q.device}"
-    if problem.q.dtype not in (torch.float32, torch.bfloat16):
-        return f"runs float32 and bfloat16, got {problem.q.dtype}"
-    if problem.q.shape[1] == 0:
-        return "needs at least one query head, got none"
-    for branch in problem.branches:
-        if as_mixture(branch) is None and as_top_k(branch) is None and not isinstance(branch, Segments):
-            return f"has no kernel for the branch {type_names(branch)}"
-    if isinstance(problem.score, PairGate):
-        only = as_mixture(problem.branches[0]) if len(problem.branches) == 1 else None
-        if only is None or only.width is not None:
-            return "gates pairs over one branch of windows and prefixes only"
-    elif isinstance(problem.score, HeadScale) and not torch.compiler.is_compiling():
-        if bool((problem.score.scale == 0).any()):
-            return "needs a scale other than 0 in every head, to find its gradient"
-    elif not isinstance(problem.score, Dot | HeadScale):
-        return f"has no kernel for the score {type(problem.score).__name__}"
-    if sum(as_mixture(branch) is not None for branch in problem.branches) > MAX_BRANCHES:
-        return f"mixes at most {MAX_BRANCHES} branches of windows"
+    if isinstance(problem, Problem):
+        return prepare_attention(problem)
+    if isinstance(problem, DivergenceProblem):
+        return why_no_divergence(problem) or partial(mean_divergence, problem)
+    if isinstance(problem, PoolingProblem):
+        return why_not_on(problem.keys) or partial(pool, problem)
+    if isinstance(problem, SummaryProblem):
+        return why_not_on(problem.k) or partial(summarize, problem)
+    return f"does not know the problem {type(problem).__name__}"
+
+
+def why_not_on(x: Tensor) -> str | None:
+    """Why the kernels cannot take a tensor; None if they can."""
+    if x.device.type != "cpu":
+        return f"runs on cpu tensors, got {x.device}"
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        return f"runs float32 and bfloat16, got {x.dtype}"
     return None
 
 
-def attend_native(problem: Problem) -> Attended:
-    """Evaluate a problem with the native kernels."""
-    call = Call.of(problem)
-    if isinstance(problem.score, PairGate):
-        return attend_pair_gate(problem, problem.score, call)
-    windows: dict[int, MixtureBranch] = {}
-    choices: dict[int, SelectedInputs] = {}
-    parts: list[Tensor] = []
-    logsumexp: list[Tensor | None] = [None] * len(problem.branches)
-    for number, branch in enumerate(problem.branches):
-        weight = None if problem.weights is None else problem.weights[..., number]
-        window, top_k = as_mixture(branch), as_top_k(branch)
-        if window is not None:
-            windows[number] = window
-        elif top_k is not None:
-            choices[number] = choose(problem, top_k, call, weight)
-        else:
-            assert isinstance(branch, Segments)
-            output, logsumexp[number] = attend_segments(
-                problem.q, problem.k, problem.v,
-                queries=branch.queries, length=branch.length, layout=problem.layout, scale=call.scale,
-                summaries=branch.summaries,
-            )  # fmt: skip
-            parts.append(output if weight is None else output * weight[..., None].to(output.dtype))
-    if windows:
-        mixed = mix(problem, windows, call)
-        if len(choices) == 1:
-            (only,) = choices
-            output, window_lse, logsumexp[only] = window_and_top_k(mixed, choices[only])
-        else:
-            output, window_lse, _, _ = mixture_forward(*mixed, needs_backward(*mixed[:8]))
-        parts.append(output)
-        for place, number in enumerate(windows):
-            logsumexp[number] = window_lse[..., place].detach()
-    for number, choice in choices.items():
-        if logsumexp[number] is None:
-            output, lse = selected_forward(*choice)
-            parts.append(output)
-            logsumexp[number] = lse.detach()
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    selected: list[Tensor | None] = [None] * len(problem.branches)
-    for number, choice in choices.items():
-        groups = problem.q.shape[1] // max(choice.chosen.shape[1], 1)
-        selected[number] = choice.chosen if groups == 1 else choice.chosen.repeat_interleave(groups, dim=1)
-    return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
+def pool(problem: PoolingProblem) -> None:
+    """Adds new keys to the means of their blocks, in place."""
+    position, start = problem.layout.ranges
+    update_pooled(problem.means, problem.keys.detach(), position=position, start=start, block=problem.block)
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """What all kernels take besides queries, keys and values."""
-
-    position: Tensor
-    """int32 [B, T]."""
-    start: Tensor
-    """int32 [B, T]."""
-    scale: Tensor | float
-    """A number, or [H]."""
-
-    @staticmethod
-    def of(problem: Problem) -> Call:
-        width = problem.q.shape[-1]
-        scale: Tensor | float = width**-0.5
-        if isinstance(problem.score, Dot):
-            scale = problem.score.factor(width)
-        elif isinstance(problem.score, HeadScale):
-            scale = problem.score.scale.float() * scale
-        layout = problem.layout
-        return Call(layout.position.int(), layout.start.int(), scale)
+def summarize(problem: SummaryProblem) -> Tensor:
+    """Summary key and value [B, H, N, 2 D] of each segment."""
+    return torch.cat(summarize_full(problem.q, problem.k, problem.v, length=problem.length), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -138,15 +93,113 @@ class TopKBranch:
     include_self: bool
 
 
+Kind = MixtureBranch | TopKBranch | Segments
+"""What the kernels make of a branch."""
+
+
+def prepare_attention(problem: Problem) -> Callable[[], Attended] | str:
+    """Classify the branches of a problem, once, and find the kernels that serve them."""
+    if (reason := why_not_on(problem.q)) is not None:
+        return reason
+    if problem.q.shape[1] == 0:
+        return "needs at least one query head, got none"
+    if problem.normalizer != Softmax():
+        return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
+    kinds: list[Kind] = []
+    for branch in problem.branches:
+        kind = kind_of(branch)
+        if kind is None:
+            return f"has no kernel for the branch {type_names(branch)}"
+        kinds.append(kind)
+    if isinstance(problem.score, PairGate):
+        only = kinds[0]
+        if len(kinds) > 1 or not isinstance(only, MixtureBranch) or only.width is not None:
+            return "gates pairs over one branch of windows and prefixes only"
+        return partial(attend_pair_gate, problem, problem.score, only)
+    if isinstance(problem.score, HeadScale) and not torch.compiler.is_compiling():
+        if bool((problem.score.scale == 0).any()):
+            return "needs a scale other than 0 in every head, to find its gradient"
+    elif not isinstance(problem.score, Dot | HeadScale):
+        return f"has no kernel for the score {type(problem.score).__name__}"
+    if sum(isinstance(kind, MixtureBranch) for kind in kinds) > MAX_BRANCHES:
+        return f"mixes at most {MAX_BRANCHES} branches of windows"
+    return partial(attend_native, problem, kinds)
+
+
+def kind_of(branch: Branch) -> Kind | None:
+    """What the kernels make of a branch; None if they have nothing for it."""
+    return branch if isinstance(branch, Segments) else as_mixture(branch) or as_top_k(branch)
+
+
+def scale_of(problem: Problem) -> Tensor | float:
+    """The factor of the dot products: a number, or [H]."""
+    width = problem.q.shape[-1]
+    if isinstance(problem.score, Dot):
+        return problem.score.factor(width)
+    assert isinstance(problem.score, HeadScale)
+    return problem.score.scale.float() * width**-0.5
+
+
+def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
+    """Evaluate a problem whose branches were classified."""
+    scale = scale_of(problem)
+    windows: dict[int, MixtureBranch] = {}
+    selections: dict[int, SelectedInputs] = {}
+    parts: list[Tensor] = []
+    logsumexp: list[Tensor | None] = [None] * len(kinds)
+    for number, kind in enumerate(kinds):
+        if isinstance(kind, MixtureBranch):
+            windows[number] = kind
+            continue
+        weight = None if problem.weights is None else problem.weights[..., number]
+        if isinstance(kind, TopKBranch):
+            selections[number] = select(problem, kind, scale, weight)
+        else:
+            output, logsumexp[number] = attend_segments(
+                problem.q, problem.k, problem.v,
+                queries=kind.queries, length=kind.length, layout=problem.layout, scale=scale,
+                summaries=shortcuts_of(problem).segment_summaries,
+            )  # fmt: skip
+            parts.append(output if weight is None else output * weight[..., None].to(output.dtype))
+    if windows:
+        mixed = mix(problem, windows, scale)
+        if len(selections) == 1:
+            (only,) = selections
+            output, window_lse, logsumexp[only] = window_and_top_k(mixed, selections[only])
+        else:
+            output, window_lse, _, _ = mixture_forward(*mixed, needs_backward(*mixed[:8]))
+        parts.append(output)
+        for place, number in enumerate(windows):
+            logsumexp[number] = window_lse[..., place].detach()
+    for number, selection in selections.items():
+        if logsumexp[number] is None:
+            output, lse = selected_forward(*selection)
+            parts.append(output)
+            logsumexp[number] = lse.detach()
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    selected: list[Tensor | None] = [None] * len(kinds)
+    for number, selection in selections.items():
+        groups = problem.q.shape[1] // max(selection.chosen.shape[1], 1)
+        selected[number] = selection.chosen if groups == 1 else selection.chosen.repeat_interleave(groups, dim=1)
+    return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
+
+
+def shortcuts_of(problem: Problem) -> Shortcuts:
+    """What a memory kept for the problem."""
+    return Shortcuts() if problem.shortcuts is None else problem.shortcuts
+
+
 def as_mixture(branch: Branch) -> MixtureBranch | None:
     """The branch as the mixture kernel takes it; None if it has a member of another kind."""
     window, prefix, soft = 0, 0, None
     for member in members(branch):
         if isinstance(member, Causal):
             window = CAUSAL
-        elif isinstance(member, Window):
+        elif isinstance(member, Window) and isinstance(member.size, int):
             window = max(window, min(member.size, CAUSAL))
-        elif isinstance(member, Prefix):
+        elif isinstance(member, Prefix) and isinstance(member.size, int):
             prefix = max(prefix, min(member.size, CAUSAL))
         elif isinstance(member, SoftWindow) and soft is None:
             soft = member
@@ -167,58 +220,57 @@ def as_top_k(branch: Branch) -> TopKBranch | None:
     return TopKBranch(found[0], include_self=bool(others) and found[0].select == "exact")
 
 
-def mix(problem: Problem, windows: dict[int, MixtureBranch], call: Call) -> MixtureInputs:
+def mix(problem: Problem, windows: dict[int, MixtureBranch], scale: Tensor | float) -> MixtureInputs:
     """The mixture of a problem's windows, by their numbers."""
     weights = problem.weights
     if weights is not None and len(windows) < len(problem.branches):
         weights = weights[..., list(windows)]
+    position, start = problem.layout.ranges
     return mixture_inputs(
         problem.q, problem.k, problem.v, branches=list(windows.values()), weights=weights,
-        position=call.position, start=call.start, scale=call.scale,
+        position=position, start=start, scale=scale,
     )  # fmt: skip
 
 
-def choose(problem: Problem, branch: TopKBranch, call: Call, weight: Tensor | None) -> SelectedInputs:
+def select(problem: Problem, branch: TopKBranch, scale: Tensor | float, weight: Tensor | None) -> SelectedInputs:
     """Select the keys or blocks of a top-k branch, and what attention over them takes."""
     top_k = branch.top_k
     q, k = problem.q, problem.k
     if top_k.indexer is not None:
         q, k = (part.detach().float() for part in (top_k.indexer.queries, top_k.indexer.keys))
-    elif isinstance(call.scale, Tensor) or call.scale < 0:
+    elif isinstance(scale, Tensor) or scale < 0:
         # Keys are ranked by their scores: a negative scale turns the order of the dot products around.
-        q = q.detach() * torch.as_tensor(call.scale).detach().sign().to(q.dtype).view(-1, 1, 1)
+        q = q.detach() * torch.as_tensor(scale).detach().sign().to(q.dtype).view(-1, 1, 1)
     place = problem.layout.query_place
+    position, start = problem.layout.ranges
     if top_k.select == "exact":
         budget = top_k.keys_per_query(place).int()
-        chosen = select_exact(
-            q, k, position=call.position, start=call.start, budget=budget, capacity=top_k.most_keys(k.shape[2])
-        )
+        chosen = select_exact(q, k, position=position, start=start, budget=budget, capacity=top_k.most_keys(k.shape[2]))
     else:
         budget = top_k.blocks_per_query(place).int()
         chosen = select_blocks(
-            q, k, position=call.position, start=call.start, budget=budget, block=top_k.block, pooled=top_k.pooled,
-            capacity=top_k.most_blocks(k.shape[2]),
+            q, k, position=position, start=start, budget=budget, block=top_k.block,
+            pooled=shortcuts_of(problem).block_means, capacity=top_k.most_blocks(k.shape[2]),
         )  # fmt: skip
     return selected_inputs(
         problem.q, problem.k, problem.v, chosen,
-        position=call.position, start=call.start, block=top_k.block if top_k.select == "blocks" else None,
-        include_self=branch.include_self, weights=weight, scale=call.scale,
+        position=position, start=start, block=top_k.block if top_k.select == "blocks" else None,
+        include_self=branch.include_self, weights=weight, scale=scale,
     )  # fmt: skip
 
 
-def attend_pair_gate(problem: Problem, score: PairGate, call: Call) -> Attended:
+def attend_pair_gate(problem: Problem, score: PairGate, branch: MixtureBranch) -> Attended:
     """One branch of windows and prefixes under pair-gated scores."""
-    (branch,) = (as_mixture(branch) for branch in problem.branches)
-    assert branch is not None
+    position, start = problem.layout.ranges
     result = pair_gate(
         problem.q, problem.k, problem.v, score.queries, score.keys,
         output=score.output, bias=score.bias, scale=score.scale, form=score.form, threshold=score.threshold,
-        position=call.position, start=call.start, window=branch.window, prefix=branch.prefix,
+        position=position, start=start, window=branch.window, prefix=branch.prefix,
     )  # fmt: skip
     output = result.output
     if problem.weights is not None:
         output = output * problem.weights.to(output.dtype)
-    return Attended(output, result.lse[..., None] if result.lse.ndim == 3 else result.lse, (None,))
+    return Attended(output, result.lse[..., None], (None,))
 
 
 def type_names(branch: Branch) -> str:

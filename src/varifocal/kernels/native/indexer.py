@@ -7,12 +7,74 @@ With the attention p over the keys that a query chose, and the indexer's scores 
 Three attentions over the choice: one gives lse(r), one mixes b by p, one mixes k by p for sum_j p_j s_j.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from varifocal.equations.divergence import counted_queries
+from varifocal.equations.problem import DivergenceProblem
 
 from .arguments import scale_per_head
 from .selected import attend_selected
+
+
+def why_no_divergence(problem: DivergenceProblem) -> str | None:
+    """Why the kernels cannot find the divergence, as the end of a sentence; None if they can."""
+    q, k, indexer = problem.q, problem.k, problem.indexer
+    for name, x in (("q", q), ("k", k), ("the indexer's queries", indexer.queries), ("its keys", indexer.keys)):
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return f"finds an indexer's divergence from float32 tensors on a cpu, got {name} {x.dtype} on {x.device}"
+    if indexer.keys.shape[1] != k.shape[1] or indexer.keys.shape[-1] > k.shape[-1]:
+        return (
+            f"finds the divergence of an indexer with a key head for each of the {k.shape[1]} key heads, at most "
+            f"{k.shape[-1]} wide, got {indexer.keys.shape[1]} heads of width {indexer.keys.shape[-1]}"
+        )
+    return None
+
+
+def mean_divergence(problem: DivergenceProblem) -> Tensor:
+    """Mean over queries and heads of KL(attention || indexer).
+
+    The gradients are formed together with the divergence: what its attentions would keep for the backward pass is more
+    than all else that a layer keeps.
+    """
+    q, k, indexer, top_k = problem.q, problem.k, problem.indexer, problem.top_k
+    position, start = problem.layout.ranges
+    queries = counted_queries(problem)
+
+    def divergence(index_q: Tensor, index_k: Tensor) -> Tensor:
+        return choice_divergence(
+            q, k, index_q.repeat_interleave(q.shape[1] // index_q.shape[1], dim=1), index_k, problem.selected,
+            position=position, start=start, block=top_k.block if top_k.select == "blocks" else None,
+        ).sum() / queries  # fmt: skip
+
+    if torch.compiler.is_compiling():
+        return divergence(indexer.queries, indexer.keys)
+    formed: Tensor = _FormedAtOnce.apply(divergence, indexer.queries, indexer.keys)  # type: ignore[no-untyped-call]
+    return formed
+
+
+class _FormedAtOnce(torch.autograd.Function):
+    """A number that some tensors give, and its gradients to them, of which alone the backward pass knows."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        with torch.enable_grad():
+            leaves = [one.detach().requires_grad_() for one in tensors]
+            value = compute(*leaves)
+            ctx.save_for_backward(*torch.autograd.grad(value, leaves))
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *(one * gradient for one in ctx.saved_tensors))
 
 
 def choice_divergence(

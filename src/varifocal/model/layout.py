@@ -1,37 +1,28 @@
-"""Where the tokens of a call stand: behind how many cached ones, in which documents, at which rotary positions."""
+"""The layout of a text that a model is given: after how many cached tokens, in which documents, where rotary."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from varifocal.equations.layout import document_starts
+from varifocal.attention.checks import check_runs
+from varifocal.equations.layout import Layout, make_layout
 
 
-@dataclass(frozen=True, eq=False)
-class TextLayout:
-    """The T tokens of a call behind `past` tokens of the cache."""
+class TextPlaces(NamedTuple):
+    """Where the T tokens of a call stand."""
 
-    past: int
-    positions: Tensor
-    """int64 [B or 1, T]: the place of each token in its document, which is its rotary position."""
-    documents: Tensor | None
-    """int64 [B, past + T]: the document of every token so far, negative for padding; None for one document a row."""
+    layout: Layout
+    """Among all tokens so far, those of the cache included."""
+    rotary: Tensor
+    """int64 [B or 1, T]: the rotary position of each token, by default its place in its document."""
 
-    @property
-    def total(self) -> int:
-        """Tokens so far, those of this call included."""
-        return self.past + self.positions.shape[1]
 
-    def documents_of_last(self, keys: int) -> Tensor | None:
-        """The documents [B, keys] of the last tokens, for a cache that keeps no more."""
-        return None if self.documents is None else self.documents[:, self.total - keys :]
-
-    def own_documents(self) -> Tensor | None:
-        """The documents [B, T] of this call's tokens."""
-        return None if self.documents is None else self.documents[:, self.past :]
+def documents_of(layout: Layout) -> Tensor | None:
+    """The documents [B, T] of a call's tokens, negative for padding; None if every row is one document."""
+    return None if layout.one_document else torch.where(layout.query_place >= 0, layout.start, -1)
 
 
 def lay_out_text(
@@ -43,7 +34,7 @@ def lay_out_text(
     position_ids: Tensor | None = None,
     documents: Tensor | None = None,
     device: torch.device,
-) -> TextLayout:
+) -> TextPlaces:
     """The layout of a call.
 
     Args:
@@ -64,16 +55,20 @@ def lay_out_text(
         if documents.is_floating_point() or documents.dtype == torch.bool:
             raise ValueError(f"documents must be integers, got {documents.dtype}")
         documents = documents.to(device, torch.int64)
+        check_runs(documents)
     elif attention_mask is not None:
         documents = documents_of_mask(attention_mask.to(device), (batch, total), past)
+    if position_ids is not None:
+        if position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
+            raise ValueError(f"position_ids must be [B, T] = {(batch, length)}, got shape {tuple(position_ids.shape)}")
+        position_ids = position_ids.to(device, torch.int64)
+        if documents is None and attention_mask is None:
+            documents = documents_of_positions(position_ids.expand(batch, length), past=past)
+    layout = make_layout(batch=batch, queries=length, keys=total, documents=documents, positions=None, device=device)
     if position_ids is None:
-        return TextLayout(past, places(documents, past, length, device), documents)
-    if position_ids.ndim != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
-        raise ValueError(f"position_ids must be [B, T] = {(batch, length)}, got shape {tuple(position_ids.shape)}")
-    position_ids = position_ids.to(device, torch.int64)
-    if documents is None and attention_mask is None and past == 0:
-        documents = documents_of_positions(position_ids.expand(batch, length))
-    return TextLayout(past, position_ids, documents)
+        place = layout.query_place
+        position_ids = place[:1] if layout.one_document else place.clamp(min=0)
+    return TextPlaces(layout, position_ids)
 
 
 def documents_of_mask(mask: Tensor, expected: tuple[int, int], past: int) -> Tensor | None:
@@ -98,20 +93,14 @@ def documents_of_mask(mask: Tensor, expected: tuple[int, int], past: int) -> Ten
     return mask - 1
 
 
-def documents_of_positions(positions: Tensor) -> Tensor | None:
+def documents_of_positions(positions: Tensor, *, past: int) -> Tensor | None:
     """Documents [B, T] that begin where a position [B, T] does not follow its left neighbour's; None if none does."""
+    if past:
+        return None
     begins = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
     if not torch.compiler.is_compiling() and not bool(begins.any()):
         return None
     return begins.to(torch.int64).cumsum(dim=1)
-
-
-def places(documents: Tensor | None, past: int, length: int, device: torch.device) -> Tensor:
-    """The places [B or 1, T] of the last T tokens in their documents; 0 for padding."""
-    index = torch.arange(past, past + length, device=device)[None]
-    if documents is None:
-        return index
-    return (index - document_starts(documents)[:, past:]).clamp(min=0)
 
 
 def check_shape(name: str, given: Tensor, expected: tuple[int, int], past: int) -> None:

@@ -1,0 +1,72 @@
+"""The equation of one call: what a mechanism returns, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from varifocal.equations.branches import Branch, Union, members
+from varifocal.equations.branches.base import by_head
+from varifocal.equations.normalizers import Normalizer, Softmax
+from varifocal.equations.scores import Dot, Score
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """o_i = sum_m w_im sum_{j in S_im} softmax_{S_im}(s_ij) v_j: branches S_m, weights w and score s of a call."""
+
+    branches: tuple[Branch, ...]
+    """M of them."""
+    weights: Tensor | None = None
+    """[B, H, T, M]; None for one branch of weight 1."""
+    score: Score = field(default_factory=Dot)
+    normalizer: Normalizer = field(default_factory=Softmax)
+    losses: Mapping[str, Tensor] = field(default_factory=dict)
+    """Auxiliary losses of whatever made the weights (a gate's z-loss), with their coefficients."""
+
+    def passes(self) -> tuple[Branch, ...]:
+        """What a kernel reads one after the other: branches that follow positions share one pass over their keys."""
+        shared = [member for branch in self.branches if branch.follows_positions for member in members(branch)]
+        others = [branch for branch in self.branches if not branch.follows_positions]
+        return (*((Union(tuple(shared)),) if shared else ()), *others)
+
+    def keys_read(self, place: Tensor) -> float:
+        """Keys (or summaries) of one head whose values are mixed, for an average query at places [T]."""
+        return sum(float(one.count(place).double().mean()) for one in self.passes())
+
+    def farthest(self) -> int | None:
+        """How many keys back, the query's own included, any query ever reads; None if that has no bound."""
+        return Union(self.branches).farthest()
+
+    def all_read_everything(self, place: Tensor) -> Tensor:
+        """bool [..., T] or [..., H, T]: where all branches read every key, so that their weights have no effect."""
+        answers = [branch.reads_everything(place) for branch in self.branches]
+        dimensions = max(answer.ndim for answer in answers)
+        same = by_head(answers[0], dimensions)
+        for answer in answers[1:]:
+            same = same & by_head(answer, dimensions)
+        return same
+
+    def foreign_share(self, place: Tensor) -> float | None:
+        """How much of what is read is not dense attention, at the most, for queries at places [T] of a call.
+
+        0 promises dense attention to rounding. A number g above 0 promises (1 - g) dense + g another convex mean of
+        values, so that no head's output moves by more than 2 g max |v|. None promises nothing.
+        """
+        if not self.score.is_neutral() or self.normalizer != Softmax():
+            return None
+        dense = [branch.reads_everything(place) for branch in self.branches]
+        dimensions = max(answer.ndim for answer in dense)
+        dense = [by_head(answer, dimensions) for answer in dense]
+        shape = torch.broadcast_shapes(*(answer.shape for answer in dense))
+        whole = torch.stack([answer.expand(shape) for answer in dense], dim=-1)  # [..., T, M]
+        if not bool(whole.any(dim=-1).all()):
+            return None
+        if self.weights is None:
+            return 0.0
+        while whole.ndim < self.weights.ndim:
+            whole = whole.unsqueeze(0)
+        return float((self.weights.detach() * ~whole).sum(dim=-1).max())
