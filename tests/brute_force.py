@@ -223,7 +223,7 @@ class World:
         else:
             assert isinstance(branch, RandomBlocks)
             own = query.place // branch.block
-            drawn = {scramble(own * branch.count + n, branch.seed) % own for n in range(branch.count)} if own else set()
+            drawn = {scramble(own * branch.blocks + n, branch.seed) % own for n in range(branch.blocks)} if own else set()
             reads = place // branch.block in drawn
         return float(reads)
 

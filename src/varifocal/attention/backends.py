@@ -41,7 +41,8 @@ class Backend:
 
     def prepare(self, problem: Any) -> Run | str:
         """What runs the problem, or why this backend cannot, as the end of a sentence."""
-        module = load(self.module)
+        assert is_loaded(self.module)
+        module = LOADED[self.module]
         for part in used_parts(problem):
             if part not in module.HONOURS:
                 return f"does not know the {part} of a problem"
@@ -49,18 +50,19 @@ class Backend:
 
 
 LOADED: dict[str, BackendModule] = {}
+"""The modules of backends that were asked for."""
 
 
-def load(name: str) -> BackendModule:
-    """The module of a backend, imported when it is first asked for."""
+def is_loaded(name: str) -> bool:
+    """Import the module of a backend, unless it is there already."""
     if name not in LOADED:
         LOADED[name] = cast(BackendModule, importlib.import_module(name))
-    return LOADED[name]
+    return True
 
 
-# torch.compile cannot trace an import; it takes this function's answer as it is. (torch.compiler's decorator of that
-# name would import the compiler here.)
-load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# torch.compile cannot trace an import: it calls this function while it traces, and takes its answer as it is.
+# (torch.compiler's decorator to that end would import the compiler here.)
+is_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def used_parts(problem: Any) -> list[str]:
