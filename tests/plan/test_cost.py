@@ -7,10 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model.models import VARIANTS, small_config, small_model
-from varifocal.attention.mechanisms.registry import config_from_options
-from varifocal.attention.mechanisms.work import work
 from varifocal.model import PRESETS, VarifocalForCausalLM, preset
-from varifocal.plan.cost import cache_size, flops_per_token, parameters_by_part
+from varifocal.plan.cost import cache_size, flops_per_token, layer_mechanisms, parameters_by_part
+from varifocal.plan.work import work
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -43,8 +42,7 @@ def test_products_with_weights_are_those_that_torch_counts() -> None:
 
 def test_dense_attention_reads_half_of_the_text_on_average() -> None:
     config = small_config()
-    first = config_from_options(*config.layer_mechanism(0))
-    assert work(first, config.head_shape(), 64).keys_read == pytest.approx(65 / 2)
+    assert work(layer_mechanisms(config)[0], 64).keys_read == pytest.approx(65 / 2)
     reading = 4 * 8 * 4 * (65 / 2) * config.num_hidden_layers
     assert flops_per_token(config, 64).reading == pytest.approx(reading)
 
@@ -62,10 +60,10 @@ def test_cache_holds_the_bytes_that_are_said(variant: str) -> None:
     model, length = small_model(variant), 40
     with torch.no_grad():
         cache = model(input_ids=torch.randint(0, 61, (1, length)), use_cache=True).past_key_values
-    kept = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) * 4
+    kept = sum(layer.bytes for layer in cache.layers)
     said = cache_size(model.config, length)
-    if any(kind == "sliding_attention" for kind in model.config.layer_types):
-        # A sliding layer of transformers keeps one token fewer than it reads: the next one brings its own.
+    if any(layer.self_attn.mechanism.farthest() for layer in model.model.layers):
+        # A layer that looks back a bounded way keeps one token fewer than it reads: the next one brings its own.
         assert kept == said.at_length - said.per_token
     else:
         assert kept == said.at_length == length * said.per_token

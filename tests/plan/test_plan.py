@@ -9,7 +9,7 @@ import pytest
 
 from varifocal.model import preset
 from varifocal.plan.hardware import GPUS, Hardware, find_gpu
-from varifocal.plan.plan import VARIANTS, Prediction, Training, find_variants, predict
+from varifocal.plan.plan import Prediction, Training, every_variant, find_variants, predict
 
 A100 = find_gpu("a100")
 MACHINE = Hardware(
@@ -19,7 +19,7 @@ MACHINE = Hardware(
 
 
 def training(name: str = "dense", **changes: Any) -> Training:
-    mechanism, options = VARIANTS[name]
+    mechanism, options = every_variant()[name]
     config = preset("qwen-134m", mechanism=mechanism, mechanism_options=options)
     wanted: dict[str, Any] = {"config": config, "tokens": 1e10, "length": 2048, "devices": 8}
     return Training(**(wanted | changes))

@@ -16,12 +16,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from varifocal.kernels.native import library
 from varifocal.model import VarifocalConfig, VarifocalForCausalLM, preset
+from varifocal.plan.cost import layer_mechanisms
 from varifocal.plan.hardware import Precision
 from varifocal.plan.step_cost import (
     MicroBatch,
     kept_by_mechanism,
     kept_numbers,
-    layer_configs,
     memory_by_part,
     step_work,
 )
@@ -90,7 +90,7 @@ def kept_bytes(config: VarifocalConfig) -> int:
 def test_layer_keeps_as_many_bytes_as_are_said(mechanism: str, options: dict[str, Any]) -> None:
     one, two = (model_config(mechanism, options, num_hidden_layers=layers) for layers in (1, 2))
     said = kept_numbers(two, part()) - kept_numbers(one, part())
-    said += kept_by_mechanism(layer_configs(one)[0], one.head_shape(), part())
+    said += kept_by_mechanism(layer_mechanisms(one)[0], part())
     assert (kept_bytes(two) - kept_bytes(one)) / LENGTH == pytest.approx(said, rel=0.05)
 
 
@@ -197,7 +197,7 @@ def test_accumulation_keeps_all_gradients_while_a_pass_runs() -> None:
 def test_scores_that_are_written_out_take_the_square_of_the_text(mechanism: str) -> None:
     config = model_config(mechanism)
     written = [
-        length * kept_by_mechanism(layer_configs(config)[0], config.head_shape(), part(length, execution="written out"))
+        length * kept_by_mechanism(layer_mechanisms(config)[0], part(length, execution="written out"))
         for length in (512, 1024)
     ]
     assert written[1] == pytest.approx(4 * written[0])

@@ -154,8 +154,8 @@ def remember(
     """Add new tokens to a layer of a cache, and give what their queries may read.
 
     Args:
-        cache: of transformers. Its layers are ours where it was made with our config, or makes them as they come; layers
-            of another kind serve mechanisms that need nothing but keys and values, and are refused for others.
+        cache: of transformers. Its layers are ours where it was made with our config, or makes them as they come;
+            layers of another kind serve mechanisms that need nothing but keys and values, and are refused for others.
         layer: the layer's index.
         mechanism: the layer's.
         x, q, k, v: of the new tokens, as in Memory.append.

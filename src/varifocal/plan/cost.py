@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from varifocal.attention.mechanisms import make_mechanism
-from varifocal.attention.mechanisms.registry import config_from_options
-from varifocal.attention.mechanisms.work import work
-from varifocal.model.config import VarifocalConfig, reach
+from varifocal.attention.mechanisms import Mechanism, make_mechanism
+from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.plan.work import work
 
 PARTS = {
     "embed_tokens": "embedding",
@@ -50,13 +49,12 @@ def parameters_by_part(config: VarifocalConfig) -> dict[str, int]:
 
 def flops_per_token(config: VarifocalConfig, length: int) -> Flops:
     """The work of an average token of a text of `length` tokens."""
-    shape = config.head_shape()
     counts = parameters_by_part(config)
     # The embedding is looked up; the head multiplies, tied or not. The mechanisms' own products are counted as rating.
     weights = 2 * (counts["attention"] + counts["feed-forward"] + config.vocab_size * config.hidden_size)
     reading = rating = 0.0
-    for layer in range(config.num_hidden_layers):
-        one = work(config_from_options(*config.layer_mechanism(layer)), shape, length)
+    for mechanism in layer_mechanisms(config):
+        one = work(mechanism, length)
         reading += one.reading_flops
         rating += one.rating_flops
     return Flops(float(weights), reading, rating)
@@ -68,31 +66,37 @@ class CacheSize(NamedTuple):
     per_token: int
     """What each further token adds, while no layer has begun to forget."""
     at_length: int
-    """All of it behind a text of the given length; layers that look back W tokens keep no more than W."""
+    """All of it after a text of the given length; layers that look back W tokens keep no more than W."""
 
 
 def cache_size(config: VarifocalConfig, length: int, *, bytes_per_number: int = 4) -> CacheSize:
-    """The cache of keys, values and what mechanisms remember of past keys."""
-    shape = config.head_shape()
+    """The cache of keys, values and what mechanisms note of past keys."""
     per_token = at_length = 0
-    for layer in range(config.num_hidden_layers):
-        name, options = config.layer_mechanism(layer)
-        numbers = 2 * shape.kv_heads * shape.head_width + remembered_numbers(config, layer)
-        kept = reach(config_from_options(name, options))
+    for mechanism in layer_mechanisms(config):
+        numbers, kept = remembered_numbers(mechanism), mechanism.farthest()
         per_token += numbers * bytes_per_number
-        at_length += numbers * bytes_per_number * min(length, length if kept is None else kept)
+        at_length += numbers * bytes_per_number * (length if kept is None else min(length, kept))
     return CacheSize(per_token, at_length)
 
 
-def remembered_numbers(config: VarifocalConfig, layer: int) -> int:
-    """How many numbers a layer's mechanism keeps of each past key beside k and v."""
-    name, options = config.layer_mechanism(layer)
-    shape = config.head_shape()
-    mechanism = make_mechanism(name, shape, **options)
+def remembered_numbers(mechanism: Mechanism[Any]) -> int:
+    """How many numbers a layer keeps of each past token, as its memory tells when it is given one."""
+    shape = mechanism.shape
+    key = torch.zeros(1, shape.kv_heads, 1, shape.head_width)
+    query = torch.zeros(1, shape.heads, 1, shape.head_width)
     with torch.no_grad():
-        memory = mechanism.remember(
-            torch.zeros(1, 1, shape.model_width),
-            torch.zeros(1, shape.heads, 1, shape.head_width),
-            torch.zeros(1, shape.kv_heads, 1, shape.head_width),
-        )
-    return 0 if memory is None else memory.numel()
+        kept = mechanism.memory().append(torch.zeros(1, 1, shape.model_width), query, key, key)
+    return sum(entries.numel() for entries in (kept.k, kept.v, *kept.notes.values()))
+
+
+def layer_mechanisms(config: VarifocalConfig) -> list[Mechanism[Any]]:
+    """The mechanism of each layer; layers of equal options share one, for all that is asked of it here."""
+    found: dict[str, Mechanism[Any]] = {}
+    layers = []
+    for layer in range(config.num_hidden_layers):
+        name, options = config.layer_mechanism(layer)
+        key = f"{name} {sorted(options.items())}"
+        if key not in found:
+            found[key] = make_mechanism(name, config.head_shape(), **options)
+        layers.append(found[key])
+    return layers

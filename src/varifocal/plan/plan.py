@@ -14,12 +14,6 @@ from varifocal.plan.cost import parameters_by_part
 from varifocal.plan.hardware import Assumptions, Hardware, Precision
 from varifocal.plan.step_cost import HEAD_PRECISION, Execution, MicroBatch, StepWork, memory_by_part, step_work
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in MECHANISMS},
-    "dynamic_sparse blocks": ("dynamic_sparse", {"select": "blocks"}),
-    "context_adaptive blocks": ("context_adaptive", {"select": "blocks"}),
-}
-"""By name: a mechanism and its options."""
 LARGEST_MICRO_BATCH = 64
 """Rows beyond which a step gains nothing."""
 
@@ -29,12 +23,19 @@ def variant_name(mechanism: str, options: Mapping[str, Any]) -> str:
     return f"{mechanism} blocks" if options.get("select") == "blocks" else mechanism
 
 
+def every_variant() -> dict[str, tuple[str, dict[str, Any]]]:
+    """By name: a mechanism and its options. One that can select keys or blocks of them is there in both ways."""
+    both = [name for name, one in MECHANISMS.items() if hasattr(one.config_type(), "select")]
+    return {name: (name, {}) for name in MECHANISMS} | {f"{name} blocks": (name, {"select": "blocks"}) for name in both}
+
+
 def find_variants(names: Sequence[str] | None) -> dict[str, tuple[str, dict[str, Any]]]:
     """The variants of those names, all for None; ValueError with the nearest known name."""
+    known = every_variant()
     for name in names or ():
-        if name not in VARIANTS:
-            raise ValueError(f"unknown mechanism {name!r}{nearest(name, VARIANTS)}; known are {', '.join(VARIANTS)}")
-    return {name: VARIANTS[name] for name in names or VARIANTS}
+        if name not in known:
+            raise ValueError(f"unknown mechanism {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+    return {name: known[name] for name in names or known}
 
 
 @dataclass(frozen=True, kw_only=True)

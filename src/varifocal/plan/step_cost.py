@@ -7,24 +7,19 @@ layers do, and tests compare them with what torch counts while such a layer runs
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
-from varifocal.attention.mechanisms.base import HeadShape, MechanismConfig
-from varifocal.attention.mechanisms.combiner import CombinerConfig
-from varifocal.attention.mechanisms.context_adaptive import ContextAdaptiveConfig
-from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparseConfig
-from varifocal.attention.mechanisms.head_gated import HeadGatedConfig
-from varifocal.attention.mechanisms.local import LocalConfig
-from varifocal.attention.mechanisms.registry import config_from_options
-from varifocal.attention.mechanisms.sparse_geometric import SparseGeometricConfig
-from varifocal.attention.mechanisms.work import chosen_keys, rated_keys, work
-from varifocal.equations.branches import TopK
+from varifocal.attention.mechanisms import Mechanism
+from varifocal.attention.mechanisms.base import typical_equation
+from varifocal.equations.branches import Prefix, SoftWindow, TopK, Window, members
+from varifocal.equations.equation import Equation
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.loss import ROWS_AT_A_TIME
+from varifocal.plan.cost import layer_mechanisms
 from varifocal.plan.hardware import Precision
+from varifocal.plan.work import work_of
 
 Execution = Literal["kernels", "written out"]
 """How attention runs: in kernels that hold no pair of all, or with the scores of all pairs as tensors."""
@@ -103,11 +98,6 @@ def layer_sizes(config: VarifocalConfig) -> LayerSizes:
     )
 
 
-def layer_configs(config: VarifocalConfig) -> list[MechanismConfig]:
-    """The mechanism of each layer."""
-    return [config_from_options(*config.layer_mechanism(layer)) for layer in range(config.num_hidden_layers)]
-
-
 class Passes(NamedTuple):
     """Bytes that the operators between products read and write for a token, forward and backward, and their number."""
 
@@ -134,7 +124,7 @@ PASSES: dict[str, Passes] = {
 HEAD_PRECISION: Precision = "float32"
 """In any precision: autocast does not reach the products inside of the loss."""
 CALLS_OUTSIDE = 75
-"""Operators before and behind the layers."""
+"""Operators before and after the layers."""
 CALLS_OF_LOSS = 15
 """Operators for each chunk of the loss."""
 
@@ -149,7 +139,9 @@ def step_work(config: VarifocalConfig, part: MicroBatch, *, native: bool = False
     # Three products for each weight; with checkpointing a layer is computed again, but for its last product.
     repeated = weights - sizes.stream * sizes.inner if part.checkpointing else 0
     products = 2.0 * tokens * layers * (3 * weights + repeated)
-    attention = [attention_work(one, config.head_shape(), part) for one in layer_configs(config)]
+    mechanisms = layer_mechanisms(config)
+    works = {one: attention_work(one, part) for one in set(mechanisms)}
+    attention = [works[one] for one in mechanisms]
     reading, rating, exponentials, traffic, calls = (float(sum(column)) for column in zip(*attention, strict=True))
     between = passes.stream * sizes.stream + passes.heads * (sizes.queries + sizes.keys) + passes.inner * sizes.inner
     again = 1 + part.checkpointing / 3
@@ -190,60 +182,34 @@ class AttentionWork(NamedTuple):
     calls: float
 
 
-def attention_work(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> AttentionWork:
+def attention_work(mechanism: Mechanism[Any], part: MicroBatch) -> AttentionWork:
     """The work of one layer's attention for an average token."""
+    equation = typical_equation(mechanism, part.length)
+    one = work_of(mechanism, equation, part.length)
+    heads, again = mechanism.shape.heads, float(part.checkpointing)
+    functions = equation.score.pair_functions()
     if part.execution == "written out":
-        return written_out_work(config, shape, part)
-    one = work(config, shape, part.length)
-    ranking, training_only = ranking_flops(config, shape, part.length)
-    again = float(part.checkpointing)
-    heads, width, stream = shape.heads, shape.head_width, shape.model_width
-    functions = 1 + (config.hidden + 1 if learned_pairs(config) else 0)
-    traffic, calls = extra_operators(config, heads * width, shape.kv_heads * width, heads, stream)
+        written = written_scores(equation, part, keys_read=one.keys_read)
+        pairs = heads * written.keys * written.branches
+        return AttentionWork(
+            reading=4 * mechanism.shape.head_width * pairs * (3 + again),
+            rating=one.rating_flops * (3 + again),
+            exponentials=pairs * max(1.0, functions) * (1 + again),
+            traffic=heads * written.keys * written.moved * (1 + again / 3),
+            calls=30.0 * written.branches,
+        )
+    overhead = mechanism.overhead(part.length, part.narrow)
     return AttentionWork(
         # Forward 2 products, backward 5: the scores are made again instead of kept.
         reading=one.reading_flops * (3.5 + again),
-        # A choice has no gradient; what weighs has: twice the forward's work.
-        rating=ranking * (1 + again) + (one.rating_flops - ranking) * (3 + again) + training_only,
-        exponentials=one.keys_read * heads * functions * (2 + again),
-        traffic=traffic,
-        calls=calls,
+        # A selection has no gradient; what weighs has: twice the forward's work.
+        rating=one.ranking_flops * (1 + again)
+        + one.weighing_flops * (3 + again)
+        + mechanism.training_flops(equation, part.length),
+        exponentials=one.keys_read * heads * (1 + functions) * (2 + again),
+        traffic=overhead.traffic,
+        calls=overhead.operators,
     )
-
-
-def learned_pairs(config: MechanismConfig) -> TypeGuard[SparseGeometricConfig]:
-    """Whether a network rates every pair."""
-    return isinstance(config, SparseGeometricConfig) and config.sparsity == "learned"
-
-
-def ranking_flops(config: MechanismConfig, shape: HeadShape, length: int) -> tuple[float, float]:
-    """Operations that rank keys, which have no backward pass; and those that only training adds (an indexer's loss)."""
-    place = torch.arange(length)
-    if isinstance(config, DynamicSparseConfig):
-        top_k = config.top_k(None)
-        ranked = float(rated_keys(top_k, place + 1).double().mean()) * 2 * config.rank
-        compared = float(chosen_keys(top_k, place).double().mean()) * (2 * shape.head_width + 6 * config.rank)
-        return shape.heads * ranked, shape.heads * compared
-    if isinstance(config, ContextAdaptiveConfig) and config.reads != "local":
-        ranked = float(rated_keys(config.top_k(), place + 1).double().mean()) * 2 * shape.head_width
-        return shape.heads * ranked, 0.0
-    return 0.0, 0.0
-
-
-def extra_operators(config: MechanismConfig, queries: int, keys: int, heads: int, stream: int) -> tuple[float, float]:
-    """Bytes moved for a token, and operators started, beside the attention itself: gates, widths, halves of pairs."""
-    match config:
-        case CombinerConfig():
-            return 4.0 * queries, 43
-        case DynamicSparseConfig():
-            return 21.0 * (queries + keys) + 800 * heads, 67
-        case ContextAdaptiveConfig():
-            return 24.0 * stream + 230 * heads + 1500, 81
-        case HeadGatedConfig():
-            return 12.0 * stream + 160 * heads, 27
-        case SparseGeometricConfig():
-            return 157.0 * queries, 31
-    return 0.0, 0
 
 
 class Written(NamedTuple):
@@ -257,41 +223,32 @@ class Written(NamedTuple):
     """Bytes moved of each key, forward and backward."""
 
 
-def written_scores(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> Written:
+def written_scores(equation: Equation, part: MicroBatch, *, keys_read: float) -> Written:
     """What a plain implementation writes: a softmax in float32 and its narrow copy for each branch, and masks."""
-    softmax, passes = 4.0 + part.narrow, 38.0
-    match config:
-        case LocalConfig():
-            # In blocks of one window, each query against its own block and the one before.
-            return Written(min(part.length, 2 * config.window), 1, softmax, passes)
-        case CombinerConfig():
-            return Written(work(config, shape, part.length).keys_read, 1, softmax, passes)
-        case HeadGatedConfig():
-            return Written(part.length, 2, 2 * softmax + 1, 2 * passes)
-        case ContextAdaptiveConfig():
-            # A soft edge in float32 and its logarithm, and the mask that a top-k leaves behind some passes of its own.
-            return Written(part.length, 2, 2 * softmax + 9, 2 * passes + 64)
-        case DynamicSparseConfig():
-            return Written(part.length, 1, softmax + 5, passes + 32)
-        case SparseGeometricConfig(sparsity="learned"):
-            # Before and behind the GELU of each hidden unit, and the gate and score that are multiplied.
-            return Written(part.length, 1, softmax + 8 * config.hidden + 8, passes + 32 * config.hidden + 24)
-    return Written(part.length, 1, softmax, passes)
-
-
-def written_out_work(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> AttentionWork:
-    """Attention with all scores as tensors: future keys are multiplied as well, and nothing is computed twice."""
-    written = written_scores(config, shape, part)
-    one, again = work(config, shape, part.length), float(part.checkpointing)
-    pairs = shape.heads * written.keys * written.branches
-    hidden = config.hidden if learned_pairs(config) else 0
-    return AttentionWork(
-        reading=4 * shape.head_width * pairs * (3 + again),
-        rating=one.rating_flops * (3 + again),
-        exponentials=pairs * (1 + hidden) * (1 + again),
-        traffic=shape.heads * written.keys * written.moved * (1 + again / 3),
-        calls=30.0 * written.branches,
-    )
+    softmax, passes, length = 4.0 + part.narrow, 38.0, part.length
+    count = len(equation.branches)
+    kept, moved = count * softmax, count * passes
+    for member in (member for branch in equation.branches for member in members(branch)):
+        if isinstance(member, TopK):
+            # The mask that a top-k leaves, after some passes of its own.
+            kept, moved = kept + 5, moved + 32
+        elif isinstance(member, SoftWindow):
+            # A soft edge and its logarithm.
+            kept, moved = kept + 4, moved + 32
+    functions = equation.score.pair_functions()
+    if functions:
+        # Before and after the GELU of each hidden unit, and the gate and score that are multiplied.
+        kept, moved = kept + 8 * functions, moved + 32 * functions - 8
+    if count > 1 and not any(isinstance(one, SoftWindow | TopK) for one in equation.branches):
+        kept += 1  # the mask that tells the branches apart
+    place = torch.tensor([length - 1])
+    if count == 1 and not equation.branches[0].follows_positions and not equation.branches[0].ranks:
+        return Written(keys_read, count, kept, moved)  # summaries are as few in a plain implementation
+    if count == 1 and all(isinstance(member, Window | Prefix) for member in members(equation.branches[0])):
+        # A window in blocks of its length, each query against its own block and the one before.
+        near = int(equation.branches[0].near(place).max())
+        return Written(min(length, 2 * near), count, kept, moved)
+    return Written(length, count, kept, moved)
 
 
 def memory_by_part(
@@ -308,7 +265,9 @@ def memory_by_part(
     table = float(config.vocab_size * config.hidden_size)
     weights = layer_weights(sizes)
     kept = tokens * kept_numbers(config, part)
-    gates = tokens * sum(kept_by_mechanism(one, config.head_shape(), part) for one in layer_configs(config))
+    mechanisms = layer_mechanisms(config)
+    kept_by = {one: kept_by_mechanism(one, part) for one in set(mechanisms)}
+    gates = tokens * sum(kept_by[one] for one in mechanisms)
     if part.checkpointing:
         # The input of every layer, and all of the one that is being computed again.
         inputs = 4.0 * tokens * sizes.stream * config.num_hidden_layers
@@ -359,36 +318,14 @@ def kept_numbers(config: VarifocalConfig, part: MicroBatch) -> float:
     return layers * layer + 12.0 * sizes.stream
 
 
-def kept_by_mechanism(config: MechanismConfig, shape: HeadShape, part: MicroBatch) -> float:
-    """Bytes of a token that one layer's mechanism keeps: gates, widths, chosen keys, an output, halves of pairs."""
-    heads, width = shape.heads, shape.head_width
-    queries, keys, number = heads * width, shape.kv_heads * width, part.narrow
-    if part.execution == "written out":
-        written = written_scores(config, shape, part)
-        return heads * written.keys * written.kept
-    last = torch.tensor([part.length - 1])
-    match config:
-        case CombinerConfig():
-            return 16.0 * heads
-        case DynamicSparseConfig():
-            chosen = chosen_numbers(config.top_k(None), last)
-            halves = (heads + shape.kv_heads) * config.rank
-            return 4.0 * (halves + heads * chosen)
-        case ContextAdaptiveConfig():
-            chosen = chosen_numbers(config.top_k(), last) if config.reads != "local" else 0
-            output = number * queries if config.select == "blocks" else 0
-            return 8.0 * config.gate.hidden + heads * (32.0 + 4 * chosen) + output
-        case HeadGatedConfig():
-            return number * queries + 24.0 * heads
-        case SparseGeometricConfig(sparsity="learned"):
-            return 4.0 * (4 * queries + keys) + heads * (8.0 * config.hidden + 16)
-    return 0.0
-
-
-def chosen_numbers(top_k: TopK, last: Tensor) -> int:
-    """Indices kept for each query: as many as the last one chooses."""
-    count = top_k.keys_per_query(last) if top_k.select == "exact" else top_k.blocks_per_query(last)
-    return int(count)
+def kept_by_mechanism(mechanism: Mechanism[Any], part: MicroBatch) -> float:
+    """Bytes of a token that one layer's mechanism keeps: gates, widths, selected keys, an output, halves of pairs."""
+    if part.execution != "written out":
+        return mechanism.overhead(part.length, part.narrow).kept
+    equation = typical_equation(mechanism, part.length)
+    keys = work_of(mechanism, equation, part.length).keys_read
+    written = written_scores(equation, part, keys_read=keys)
+    return mechanism.shape.heads * written.keys * written.kept
 
 
 def chunk_bytes(config: VarifocalConfig, part: MicroBatch) -> float:

@@ -214,6 +214,10 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         """Operations a token of its own networks, all heads together: two for each weight of a matrix."""
         return 2.0 * sum(parameter.numel() for parameter in self.parameters() if parameter.ndim > 1)
 
+    def training_flops(self, equation: Equation, length: int) -> float:
+        """Operations a token that only training adds, all heads together: a loss of its own."""
+        return 0.0
+
     def overhead(self, length: int, bytes_per_number: int) -> Overhead:
         """What it costs in training beside its attention, on texts of `length` tokens."""
         weights = self.rating_flops() / 2

@@ -116,6 +116,11 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
     def words(self) -> str:
         return f"no gate: the keys that an indexer rates highest, about {self.config.k_scale:g} √n of n"
 
+    def training_flops(self, equation: Equation, length: int) -> float:
+        """The divergence: the attention's scores and three passes of the indexer's over the selected keys."""
+        compared = equation.keys_read(torch.arange(length))
+        return self.shape.heads * compared * (2 * self.shape.head_width + 6 * self.config.rank)
+
     def overhead(self, length: int, bytes_per_number: int) -> Overhead:
         shape, rank = self.shape, self.config.rank
         numbers = (shape.heads + shape.kv_heads) * shape.head_width

@@ -8,13 +8,12 @@ from pathlib import Path
 import torch
 
 from varifocal import HeadShape, make_mechanism
-from varifocal.attention.mechanisms.registry import config_from_options
 from varifocal.bench.timing import take_turns
 from varifocal.device import CPU, Device
 from varifocal.model import VarifocalForCausalLM, preset
 from varifocal.model.config import VarifocalConfig
 from varifocal.plan.hardware import Hardware
-from varifocal.plan.plan import VARIANTS
+from varifocal.plan.plan import every_variant
 from varifocal.plan.step_cost import AttentionWork, MicroBatch, attention_work, step_work
 
 LENGTH = 1024
@@ -33,7 +32,7 @@ def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
         *(((one.reading, one.exponentials), dense[shape]) for shape, one in counted.items())
     )
     rates = {}
-    for name in VARIANTS:
+    for name in every_variant():
         if name in UNKNOWN:
             continue
         seconds = dense[WIDE] if name == "dense" else attention_seconds(name, WIDE, clock, rounds)
@@ -90,15 +89,16 @@ def call_seconds(clock: Device, rounds: int) -> float:
 
 def layer_config(name: str, shape: HeadShape) -> VarifocalConfig:
     """A preset's config whose mechanism has the options that belong to the heads."""
-    stem, options = VARIANTS[name]
+    stem, options = every_variant()[name]
     sizes = "qwen-134m" if shape == WIDE else "small"
     return preset(sizes, mechanism=stem, mechanism_options=options)
 
 
 def counted_work(name: str, shape: HeadShape) -> AttentionWork:
     """What the cost model counts for a token of the attention that is measured."""
-    config = config_from_options(*layer_config(name, shape).layer_mechanism(0))
-    return attention_work(config, shape, MicroBatch(rows=1, length=LENGTH, precision="float32"))
+    stem, options = layer_config(name, shape).layer_mechanism(0)
+    mechanism = make_mechanism(stem, shape, **options)
+    return attention_work(mechanism, MicroBatch(rows=1, length=LENGTH, precision="float32"))
 
 
 def attention_seconds(name: str, shape: HeadShape, clock: Device, rounds: int) -> float:

@@ -34,6 +34,11 @@ class Branch:
         """Whether its keys need no ranking and no summary, so that branches of this kind can share one pass."""
         return False
 
+    @property
+    def ranks(self) -> bool:
+        """Whether it selects keys, which has no gradient, instead of reading all that its set holds."""
+        return False
+
     def near(self, place: Tensor) -> Tensor:
         """How many of the nearest keys, the query's own first, are all read with their full weight."""
         return torch.zeros_like(place)
@@ -114,6 +119,10 @@ class Union(Branch):
     @property
     def follows_positions(self) -> bool:
         return all(branch.follows_positions for branch in self.branches)
+
+    @property
+    def ranks(self) -> bool:
+        return any(branch.ranks for branch in self.branches)
 
     def near(self, place: Tensor) -> Tensor:
         return largest((branch.near(place) for branch in self.branches), place)

@@ -76,6 +76,10 @@ class TopK(Branch):
         """The largest number of blocks before its own that any query of a row of `keys` keys reads."""
         return min(-(-self.most_keys(keys) // self.block), keys // self.block)
 
+    @property
+    def ranks(self) -> bool:
+        return True
+
     def listed(self, keys: int) -> int:
         """How many indices the last query of a row of `keys` keys selects."""
         last = torch.tensor([keys - 1])
