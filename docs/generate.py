@@ -14,7 +14,8 @@ import torch
 from matplotlib import pyplot
 from torch import Tensor
 
-from varifocal import MECHANISMS, HeadShape, make_mechanism
+from varifocal import MECHANISMS, HeadShape, Scale, make_mechanism
+from varifocal.attention.weights import attention_weights
 from varifocal.plan.hardware import find_gpu
 from varifocal.plan.paper_order import order_checks
 from varifocal.plan.paper_plan import WAYS, paper_predictions
@@ -39,43 +40,37 @@ from varifocal.statistics.comparison import Comparison, read_comparison
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96
-SMALL: dict[str, dict[str, Any]] = {
-    "local": {"window": 16, "global_tokens": 4},
-    "combiner": {"segment": 12},
-    "context_adaptive": {"window_min": 12, "window_max": 28, "edge": 8},
-    "head_gated": {"window": 16},
-    "sparse_geometric": {"form": "threshold", "threshold": 0.35},
-    "bigbird": {"window": 12, "global_tokens": 4, "random_blocks": 2, "block": 6},
-    "sparse_transformer": {"stride": 12},
-}
-"""Options that show a mechanism's pattern on a short text."""
 
 
 def attention_pattern(name: str) -> Tensor:
-    """What each query [T] reads of each key [S], for random inputs: the output when the values are the unit vectors."""
+    """What each query [T] reads of each key [S], for random inputs."""
     torch.manual_seed(4)
     shape = HeadShape(model_width=32, heads=1, kv_heads=1, head_width=TOKENS)
-    mechanism = make_mechanism(name, shape, **SMALL.get(name, {}))
+    scale = Scale(context=TOKENS, window=16, head_width=TOKENS)
+    mechanism = make_mechanism(name, shape, **MECHANISMS[name].scaled_options(scale))
     with torch.no_grad():
         for parameter in mechanism.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.15)
         x, q, k = torch.randn(1, TOKENS, 32), torch.randn(1, 1, TOKENS, TOKENS), torch.randn(1, 1, TOKENS, TOKENS)
-        pattern: Tensor = mechanism(x, q, k, torch.eye(TOKENS)[None, None]).output[0, 0]
-    return pattern
+    return attention_weights(mechanism, x, q, k).mixed[0]
 
 
 def draw_mechanisms(path: Path) -> None:
     """A panel for each mechanism: queries downwards, keys to the right, darker where more is read."""
-    figure, panels = pyplot.subplots(3, 3, figsize=(9, 9.4), layout="constrained")
-    for panel, name in zip(panels.flat, MECHANISMS, strict=True):
+    columns = 3
+    rows = -(-len(MECHANISMS) // columns)
+    figure, panels = pyplot.subplots(rows, columns, figsize=(9, 3.1 * rows + 0.1), layout="constrained", squeeze=False)
+    for panel in panels.flat[len(MECHANISMS) :]:
+        panel.set_axis_off()
+    for panel, name in zip(panels.flat, MECHANISMS, strict=False):
         panel.imshow(
             attention_pattern(name).clamp(min=0).pow(0.4), cmap="magma_r", vmin=0, vmax=0.8, interpolation="nearest"
         )
         panel.set_title(name, fontsize=11, family="monospace")
         panel.set_xticks([])
         panel.set_yticks([])
-    panels[2, 0].set_xlabel("key")
-    panels[2, 0].set_ylabel("query")
+    panels[-1, 0].set_xlabel("key")
+    panels[-1, 0].set_ylabel("query")
     figure.savefig(path, dpi=110)
 
 

@@ -223,7 +223,8 @@ class World:
         else:
             assert isinstance(branch, RandomBlocks)
             own = query.place // branch.block
-            drawn = {scramble(own * branch.blocks + n, branch.seed) % own for n in range(branch.blocks)} if own else set()
+            draws = range(branch.blocks)
+            drawn = {scramble(own * branch.blocks + n, branch.seed) % own for n in draws} if own else set()
             reads = place // branch.block in drawn
         return float(reads)
 

@@ -146,7 +146,7 @@ def test_model_is_left_as_it_was(data: PreparedData) -> None:
 
 def test_window_of_the_mechanism_counts_as_near(data: PreparedData) -> None:
     model = model_for(data, "head_gated")
-    assert own_options(model.config)["window"] == model.config.mechanism_options["window"]
+    assert own_options(model)["window"] == model.config.mechanism_options["window"]
 
 
 def test_rows_are_spread_over_the_split() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from varifocal.analysis.attention_mass import AttentionMass, attention_mass
 from varifocal.analysis.context_gain import windowed_losses
 from varifocal.analysis.observation import chosen_distances
 from varifocal.attention.mechanisms import HeadShape, Mechanism, make_mechanism
-from varifocal.attention.mechanisms.base import Call
 from varifocal.equations.branches import TopK
 
 LENGTH, WINDOW = 40, 6
@@ -23,13 +22,26 @@ TOP_K = TopK(scale=1.0, minimum=2)
 DOCUMENTS = torch.tensor([[0] * 25 + [1] * 15])
 
 
-def make_call(mechanism: Mechanism[Any]) -> Call:
+class Text(NamedTuple):
+    """What a layer gives to its mechanism."""
+
+    x: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def make_text(mechanism: Mechanism[Any]) -> Text:
     torch.manual_seed(1)
     shape = mechanism.shape
     x = torch.randn(1, LENGTH, shape.model_width)
     q = 2 * torch.randn(1, shape.heads, LENGTH, shape.head_width)
     k, v = (torch.randn(1, shape.kv_heads, LENGTH, shape.head_width) for _ in range(2))
-    return Call(x, q, k, v, None, DOCUMENTS, None, None, "auto")
+    return Text(x, q, k, v)
+
+
+def mass_of(mechanism: Mechanism[Any], text: Text, documents: Tensor = DOCUMENTS) -> AttentionMass:
+    return attention_mass(text.q, text.k, mechanism(*text, documents=documents), window=WINDOW, top_k=TOP_K)
 
 
 def small_mechanism(name: str, **options: Any) -> Mechanism[Any]:
@@ -40,9 +52,8 @@ def small_mechanism(name: str, **options: Any) -> Mechanism[Any]:
 def measure(name: str = "dense", **options: Any) -> tuple[AttentionMass, Tensor]:
     """The mass, and the softmax [H, T, S] of all pairs of plain dot products."""
     mechanism = small_mechanism(name, **options)
-    call = make_call(mechanism)
-    records = mechanism(*call[:4], documents=DOCUMENTS).records
-    found = attention_mass(mechanism, call, window=WINDOW, top_k=TOP_K, selected=records.get("selected"))
+    call = make_text(mechanism)
+    found = mass_of(mechanism, call)
     index = torch.arange(LENGTH)
     seen = (index[:, None] >= index) & (DOCUMENTS[0][:, None] == DOCUMENTS[0])
     scores = call.q[0] @ call.k[0].repeat_interleave(2, dim=0).mT / math.sqrt(8)
@@ -107,9 +118,9 @@ def test_chosen_mass_of_the_exact_top_k_is_that_of_the_best_keys() -> None:
 
 def test_chosen_blocks_are_read_whole_and_with_the_query_s_own() -> None:
     mechanism = small_mechanism("context_adaptive", window_min=4, window_max=8, edge=2, select="blocks", block=4)
-    call = make_call(mechanism)
-    selected = mechanism(*call[:4], documents=DOCUMENTS).records["selected"]
-    found = attention_mass(mechanism, call, window=WINDOW, top_k=TOP_K, selected=selected)
+    call = make_text(mechanism)
+    selected = mechanism(*call, documents=DOCUMENTS).records["selected"]
+    found = mass_of(mechanism, call)
     _, pairs = measure()
     assert found.chosen is not None
     for head in range(4):
@@ -128,8 +139,7 @@ def test_pair_gates_count_as_part_of_the_score() -> None:
 
 def test_padding_has_no_mass() -> None:
     mechanism = small_mechanism("dense")
-    call = make_call(mechanism)._replace(documents=torch.tensor([[0] * 30 + [-1] * 10]))
-    found = attention_mass(mechanism, call, window=WINDOW, top_k=TOP_K)
+    found = mass_of(mechanism, make_text(mechanism), torch.tensor([[0] * 30 + [-1] * 10]))
     assert found.window[:, 30:].isnan().all()
     assert found.window[:, :30].isfinite().all()
 

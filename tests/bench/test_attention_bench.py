@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from varifocal.bench.attention.contenders import Contender, contenders, dense, local, run_attend
+from varifocal.bench.attention.contenders import Contender, causal, contenders, run_law, window
 from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload
 from varifocal.bench.timing import Times, turns
@@ -25,23 +25,23 @@ def test_contender_computes_its_law(name: str) -> None:
 
 
 def test_contender_that_computes_something_else_is_refused() -> None:
-    wrong = Contender("wrong", lambda inputs: run_attend(inputs, law=dense, backend="reference"), local)
+    wrong = Contender("wrong", lambda inputs: run_law(inputs, law=causal, backend="reference"), window)
     assert "output is off by" in str(fault(wrong, SMALL))
 
 
 def test_contender_with_a_wrong_gradient_is_refused() -> None:
     def cut_off(inputs: Inputs) -> torch.Tensor:
-        output = run_attend(inputs, law=dense, backend="reference")
+        output = run_law(inputs, law=causal, backend="reference")
         return output.detach() + 0 * inputs.q
 
-    assert "gradient to" in str(fault(Contender("cut off", cut_off, dense), SMALL))
+    assert "gradient to" in str(fault(Contender("cut off", cut_off, causal), SMALL))
 
 
 def test_contender_that_raises_is_refused_with_its_message() -> None:
     def refuses(inputs: Inputs) -> torch.Tensor:
         raise RuntimeError("not today")
 
-    assert fault(Contender("refuses", refuses, dense), SMALL) == "RuntimeError: not today"
+    assert fault(Contender("refuses", refuses, causal), SMALL) == "RuntimeError: not today"
 
 
 def test_peak_memory_sees_what_a_run_takes_and_gives_back() -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from tests.experiments.comparisons import small_base
 from varifocal.attention.mechanisms.registry import config_from_options
-from varifocal.experiments.ablations import ABLATIONS, ablation_arms, chosen_ablations, sizes_of
+from varifocal.experiments.ablations import ablation_arms, every_ablation, find_ablations, sizes_of
 from varifocal.experiments.comparison_plan import Cell, ComparisonPlan
 from varifocal.results.papers import paper_tables
 from varifocal.training.config import config_from
 from varifocal.training.start import model_config
 
+ABLATIONS = every_ablation()
 BASE = config_from({
     "data": {"path": "data/any"},
     "model": {"preset": "tiny"},
@@ -46,14 +47,14 @@ def test_baseline_and_full_mechanism_stand_beside_an_ablation() -> None:
 
 
 def test_mechanism_stands_for_all_of_its_ablations() -> None:
-    names = [one.name for one in chosen_ablations(["sparse_geometric"])]
+    names = [one.name for one in find_ablations(["sparse_geometric"])]
     assert names == [
         f"sparse_geometric.{name}" for name in ("no_scaling", "fixed_sparsity", "both_off", "additive", "threshold")
     ]
 
 
 def test_no_name_stands_for_every_ablation() -> None:
-    assert [one.name for one in chosen_ablations([])] == list(ABLATIONS)
+    assert [one.name for one in find_ablations([])] == list(ABLATIONS)
 
 
 def test_windows_keep_their_proportion_to_the_presets() -> None:
@@ -85,4 +86,4 @@ def test_unknown_ablation_is_told_with_the_nearest() -> None:
     with pytest.raises(
         ValueError, match=r"unknown ablation 'head_gated.nogate' \(did you mean 'head_gated.no_gate'\?\)"
     ):
-        chosen_ablations(["head_gated.nogate"])
+        find_ablations(["head_gated.nogate"])

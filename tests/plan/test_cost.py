@@ -62,7 +62,7 @@ def test_cache_holds_the_bytes_that_are_said(variant: str) -> None:
         cache = model(input_ids=torch.randint(0, 61, (1, length)), use_cache=True).past_key_values
     kept = sum(layer.bytes for layer in cache.layers)
     said = cache_size(model.config, length)
-    if any(layer.self_attn.mechanism.farthest() for layer in model.model.layers):
+    if any(one.farthest() for one in layer_mechanisms(model.config)):
         # A layer that looks back a bounded way keeps one token fewer than it reads: the next one brings its own.
         assert kept == said.at_length - said.per_token
     else:

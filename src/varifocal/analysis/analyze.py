@@ -23,11 +23,11 @@ from varifocal.analysis.observation import Observed, observe
 from varifocal.analysis.patterns import CLEAR, FAR_KINDS, groups, kind_row, kinds_with_gains, pattern
 from varifocal.analysis.token_kinds import KINDS
 from varifocal.analysis.token_table import TokenTable, bin_edges
-from varifocal.attention.mechanisms.registry import config_from_options
+from varifocal.attention.mechanisms import Mechanism
+from varifocal.attention.mechanisms.base import typical_equation
 from varifocal.data import PreparedData
 from varifocal.environment import environment
-from varifocal.equations.branches import TopK
-from varifocal.model.config import VarifocalConfig
+from varifocal.equations.branches import SoftWindow, TopK, Window, members
 from varifocal.model.modeling import VarifocalForCausalLM
 
 QUANTITIES = {
@@ -82,7 +82,7 @@ def analyze(
         on_row: called with rows done and rows in all.
     """
     plan = plan or AnalysisPlan()
-    own = own_options(model.config)
+    own = own_options(model)
     length = plan.length or model.config.max_position_embeddings
     window = plan.window or own.get("window") or max(1, length // 8)
     if length <= window:
@@ -242,19 +242,19 @@ def spread_rows(rows: int, wanted: int) -> NDArray[numpy.int64]:
     return numpy.unique(numpy.linspace(0, rows - 1, min(rows, wanted)).round().astype(numpy.int64))
 
 
-def own_options(config: VarifocalConfig) -> dict[str, Any]:
-    """Window and k of the first layer that has them."""
+def own_options(model: VarifocalForCausalLM) -> dict[str, Any]:
+    """Window and k of the first layer whose equation has them."""
     found: dict[str, Any] = {}
-    for layer in range(config.num_hidden_layers):
-        options = vars(config_from_options(*config.layer_mechanism(layer)))
-        for name, source in (
-            ("window", "window"),
-            ("window", "window_max"),
-            ("k_scale", "k_scale"),
-            ("k_min", "k_min"),
-        ):
-            if source in options:
-                found.setdefault(name, options[source])
+    mechanisms = (one for one in model.model.layers.modules() if isinstance(one, Mechanism))
+    branches = (branch for one in mechanisms for branch in typical_equation(one, 1).branches)
+    for member in (member for branch in branches for member in members(branch)):
+        if isinstance(member, Window) and (size := member.farthest()) is not None and size > 1:
+            found.setdefault("window", size)
+        elif isinstance(member, SoftWindow):
+            found.setdefault("window", member.limit)
+        elif isinstance(member, TopK):
+            found.setdefault("k_scale", member.scale)
+            found.setdefault("k_min", member.minimum)
     return found
 
 

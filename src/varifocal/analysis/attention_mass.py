@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from varifocal.attention.mechanisms.base import Call, Mechanism
-from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
-from varifocal.equations.branches import TopK
+from varifocal.attention.mechanisms import MechanismOutput
+from varifocal.equations.branches import TopK, members
+from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
-from varifocal.equations.scores import Dot, PairGate, Score
+from varifocal.equations.scores import Pairs, Score
 
 PAIRS = 1 << 22
 """Pairs of a query and a key, over all heads, that exist at once."""
@@ -39,53 +38,51 @@ class AttentionMass:
 
 
 @torch.no_grad()
-def attention_mass(
-    mechanism: Mechanism[Any], call: Call, *, window: int, top_k: TopK, selected: Tensor | None = None
-) -> AttentionMass:
+def attention_mass(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, top_k: TopK) -> AttentionMass:
     """The mass of one row (B = 1), a few queries at a time.
 
     Args:
-        mechanism: the layer's; it says how pairs are rated.
-        call: queries, keys and documents of the row.
+        q, k: queries [1, H, T, D] and keys [1, G, T, D] of the layer.
+        said: what the layer's mechanism said: its equation tells how pairs are rated and what was selected.
         window: keys of the window, the query's own included.
         top_k: how many keys are the best ones.
-        selected: what the mechanism's top-k chose [1, H, T, K], as in Attended.
     """
-    layout, heads, length = call.layout(), call.q.shape[1], call.q.shape[2]
-    score = score_of(mechanism, call)
-    keys = call.k[0].float().repeat_interleave(heads // call.k.shape[1], dim=0)  # [H, S, D]
+    assert said.equation is not None
+    assert said.layout is not None
+    layout, heads, length = said.layout, q.shape[1], q.shape[2]
+    selected, own_top_k = said.records.get("selected"), selecting_branch(said.equation)
+    blind = torch.zeros((), dtype=torch.bool, device=q.device)
+    score = said.equation.score.prepare(torch.float32, blind, blind)
+    keys = k[0].float().repeat_interleave(heads // k.shape[1], dim=0)  # [H, S, D]
     at_once = max(1, PAIRS // (heads * length))
     parts = []
     for begin in range(0, length, at_once):
         part = slice(begin, min(begin + at_once, length))
-        mass = dense_attention(call.q[0, :, part].float(), keys, sliced(score, part), layout, part)
-        own = None if selected is None else chosen_mass(mass, mechanism, selected[0, :, part], layout, part)
+        mass = dense_attention(q[0, :, part].float(), keys, score.of_queries(part), layout, part)
+        own = None
+        if selected is not None and own_top_k is not None:
+            own = selected_mass(mass, own_top_k, selected[0, :, part], layout, part)
         parts.append(measured(mass, layout, part, window=window, top_k=top_k, chosen=own))
     joined = {name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in (*MASSES, "shares")}
     chosen = None if selected is None else torch.cat([part.chosen for part in parts if part.chosen is not None], dim=1)
     return AttentionMass(**joined, chosen=chosen)
 
 
+def selecting_branch(equation: Equation) -> TopK | None:
+    """The last top-k of an equation; None if it selects nothing."""
+    found = [one for branch in equation.branches for one in members(branch) if isinstance(one, TopK)]
+    return found[-1] if found else None
+
+
 MASSES = ("window", "top_k", "window_or_top_k", "first", "distance")
-
-
-def score_of(mechanism: Mechanism[Any], call: Call) -> Score:
-    """How the mechanism rates a pair."""
-    if not isinstance(mechanism, SparseGeometric):
-        return Dot()
-    return mechanism.score(call._replace(memory=mechanism.remember(call.x, call.q, call.k)))
-
-
-def sliced(score: Score, part: slice) -> Score:
-    """The score for some of the queries."""
-    return replace(score, queries=score.queries[:, :, part]) if isinstance(score, PairGate) else score
 
 
 def dense_attention(q: Tensor, keys: Tensor, score: Score, layout: Layout, part: slice) -> Tensor:
     """The softmax [H, T', S] over every visible key for queries q [H, T', D]; 0 for a query that sees nothing."""
     start, index = layout.start[0, part, None], torch.arange(keys.shape[1], device=keys.device)
     visible = (index >= start) & (index <= layout.position[0, part, None])  # [T', S]
-    scores = score.rate((q @ keys.mT)[None], head_width=q.shape[-1])[0]
+    pairs = Pairs((layout.query_place[0, part, None])[None, None], (index - start)[None, None], q.shape[-1])
+    scores = score.rate((q @ keys.mT)[None], pairs)[0]
     return scores.masked_fill(~visible, float("-inf")).softmax(dim=-1).nan_to_num(0.0)
 
 
@@ -122,15 +119,14 @@ def measured(
     )  # fmt: skip
 
 
-def chosen_mass(mass: Tensor, mechanism: Mechanism[Any], selected: Tensor, layout: Layout, part: slice) -> Tensor:
-    """The mass [H, T'] on the keys that a top-k chose, the query's own key or block included."""
+def selected_mass(mass: Tensor, top_k: TopK, selected: Tensor, layout: Layout, part: slice) -> Tensor:
+    """The mass [H, T'] on the keys that a top-k selected, the query's own key or block included."""
     length = mass.shape[2]
     position, place = layout.position[0, part], layout.query_place[0, part]
-    blocks = mechanism.config.select == "blocks"
-    size = mechanism.config.block if blocks else 1
+    size = top_k.block if top_k.select == "blocks" else 1
     read = torch.zeros(*mass.shape[:2], length + 1, dtype=torch.bool, device=mass.device)
     for step in range(size):
-        # What was not chosen goes to a column behind the last key.
+        # What was not selected goes to a column after the last key.
         read.scatter_(2, torch.where(selected >= 0, (selected.long() + step).clamp(max=length - 1), length), True)
     distance = position[:, None] - torch.arange(length, device=mass.device)
     own = (distance >= 0) & (distance <= (place % size)[:, None])

@@ -18,7 +18,6 @@ from varifocal.analysis.rare_words import WordCounts, count_words
 from varifocal.analysis.token_kinds import KINDS, token_kinds
 from varifocal.analysis.token_texts import PlacedTokens, place_tokens
 from varifocal.attention.mechanisms import Mechanism, MechanismOutput
-from varifocal.attention.mechanisms.base import Call
 from varifocal.data import PreparedData, TokenSplit
 from varifocal.equations.branches import TopK
 from varifocal.model.loss import next_token_labels
@@ -124,13 +123,12 @@ def noting(model: VarifocalForCausalLM, *, window: int, top_k: TopK) -> Iterator
     """While it lasts, every layer's call is noted, layer by layer."""
     notes: list[LayerNotes] = []
 
-    def note(mechanism: Mechanism[Any], inputs: Any, options: dict[str, Any], output: MechanismOutput) -> None:
-        x, q, k, v = inputs
-        call = Call(x, q, k, v, None, options["documents"], None, None, "auto")
-        notes.append(layer_notes(mechanism, call, output.records, window=window, top_k=top_k))
+    def note(mechanism: Mechanism[Any], inputs: Any, output: MechanismOutput) -> None:
+        _, q, k, _ = inputs
+        notes.append(layer_notes(q, k, output, window=window, top_k=top_k))
 
     mechanisms = [one for one in model.model.layers.modules() if isinstance(one, Mechanism)]
-    handles = [one.register_forward_hook(note, with_kwargs=True) for one in mechanisms]
+    handles = [one.register_forward_hook(note) for one in mechanisms]
     try:
         yield notes
     finally:
@@ -138,12 +136,12 @@ def noting(model: VarifocalForCausalLM, *, window: int, top_k: TopK) -> Iterator
             handle.remove()
 
 
-def layer_notes(
-    mechanism: Mechanism[Any], call: Call, records: dict[str, Tensor], *, window: int, top_k: TopK
-) -> LayerNotes:
-    """What one layer did in a row (B = 1)."""
-    place, selected = call.layout().query_place[0], records.get("selected")
-    mass = attention_mass(mechanism, call, window=window, top_k=top_k, selected=selected)
+def layer_notes(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, top_k: TopK) -> LayerNotes:
+    """What one layer did in a row (B = 1), from its queries and keys and what its mechanism said."""
+    assert said.layout is not None
+    records = said.records
+    place, selected = said.layout.query_place[0], records.get("selected")
+    mass = attention_mass(q, k, said, window=window, top_k=top_k)
     beyond = place >= window
     values = {f"{name}_mass": getattr(mass, name).masked_fill(~beyond, float("nan")) for name in MASSES}
     if mass.chosen is not None:

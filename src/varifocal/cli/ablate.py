@@ -64,11 +64,11 @@ def ablate(
 
 def print_ablations() -> None:
     """Name and question of every ablation."""
-    from varifocal.experiments.ablations import ABLATIONS
+    from varifocal.experiments.ablations import every_ablation
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("ablation", no_wrap=True)
     table.add_column("what it asks")
-    for one in ABLATIONS.values():
+    for one in every_ablation().values():
         table.add_row(one.name, one.question)
     Console().print(table)

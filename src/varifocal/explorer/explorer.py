@@ -11,9 +11,9 @@ from torch import Tensor
 from varifocal.attention.forced_gates import gates_of
 from varifocal.attention.gate_metrics import gate_statistics
 from varifocal.explorer.attention_row import attention_row
-from varifocal.explorer.mechanism_words import describe
 from varifocal.explorer.opening import OpenedModel
 from varifocal.explorer.pieces import Pieces, cut
+from varifocal.explorer.reach import reach_of
 from varifocal.explorer.reading import Gates, Reading, decoder_layer, read_tokens
 from varifocal.explorer.readings import Readings
 from varifocal.explorer.views import (
@@ -53,7 +53,7 @@ class Explorer:
         opened, pieces = self.checked(asked)
         reading = self.reading(asked, pieces, asked.gates)
         record = reading.records[asked.layer]
-        reach = describe(decoder_layer(opened.model, asked.layer).self_attn.mechanism.config)
+        reach = reach_of(decoder_layer(opened.model, asked.layer).self_attn.mechanism, asked.head)
         decides = record.get("decides")
         if decides is not None and decides.ndim == 2:
             decides = decides[asked.head]
@@ -126,8 +126,7 @@ def view_model(opened: OpenedModel, most_tokens: int | None) -> ModelView:
         context=config.max_position_embeddings,
         most=config.max_position_embeddings if most_tokens is None else most_tokens,
         layers=tuple(
-            LayerView(mechanism.name, bool(gates_of(mechanism)), describe(mechanism.config).words)
-            for mechanism in mechanisms
+            LayerView(mechanism.name, bool(gates_of(mechanism)), mechanism.words()) for mechanism in mechanisms
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -167,6 +168,9 @@ class Mechanism(nn.Module, Generic[ConfigT]):
     """Options for texts of some thirty tokens, for tests; without any, the defaults stand for all."""
     ablations: ClassVar[tuple[Ablation, ...]] = ()
     """What can be taken away from it, or changed, to see what it is good for."""
+
+    bench_options: ClassVar[Mapping[str, Any]] = {}
+    """Options of its row in `varifocal bench attention`, where the defaults would not measure what is meant."""
 
     def __init__(self, config: ConfigT | None = None, shape: HeadShape | None = None) -> None:
         super().__init__()

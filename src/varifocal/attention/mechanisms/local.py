@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Scale
 from varifocal.attention.mechanisms.variant import Variant
@@ -35,6 +36,9 @@ class Local(Mechanism[LocalConfig]):
         Variant({"window": 5, "global_tokens": 2}),
         Variant({"window": 5, "global_tokens": 0}, "window"),
     )
+
+    bench_options: ClassVar[Mapping[str, Any]] = {"global_tokens": 0}
+    """A window alone, as those of other packages are."""
 
     @property
     def branch(self) -> Branch:

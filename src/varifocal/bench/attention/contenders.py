@@ -7,20 +7,22 @@ it before it is timed. Peers with a method of their own have no law here and are
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from varifocal import Causal, Indexer, PairGate, Segments, SoftWindow, TopK, Window, attend
+from varifocal import Causal, Window
+from varifocal.attention.attend import evaluate, lay_out
 from varifocal.attention.backends import BACKENDS
-from varifocal.bench.attention.workload import Inputs, Workload
+from varifocal.attention.mechanisms import MECHANISMS
+from varifocal.bench.attention.workload import Inputs, Law, Workload, make_inputs
+from varifocal.equations.equation import Equation
+from varifocal.equations.problem import Problem
 
-Equation = Callable[[Inputs], dict[str, Any]]
-"""The arguments of attend that define what is computed."""
 Run = Callable[[Inputs], Tensor]
 """The output [B, H, T, D]."""
 
@@ -31,7 +33,7 @@ class Contender:
 
     name: str
     run: Run
-    law: Equation | None
+    law: Callable[[Inputs], Law] | None
     """What it must compute; None for a method of its own."""
     backward: bool = True
     """Whether it can be differentiated on this device."""
@@ -41,56 +43,27 @@ class Contender:
     """The longest text it is asked for: some allocate n x n."""
 
 
-def dense(inputs: Inputs) -> dict[str, Any]:
-    return {"branches": Causal()}
+def causal(inputs: Inputs) -> Law:
+    """Every key up to the query's own: torch's attention."""
+    return Law(Equation((Causal(),)), None)
 
 
-def local(inputs: Inputs) -> dict[str, Any]:
-    return {"branches": Window(inputs.workload.window)}
+def window(inputs: Inputs, more: int = 0) -> Law:
+    """The last keys, as windows of other packages read them; `more` for those that read some keys more."""
+    return Law(Equation((Window(inputs.workload.window + more),)), None)
 
 
-def head_gated(inputs: Inputs) -> dict[str, Any]:
-    return {"branches": (Window(inputs.workload.window), Causal()), "weights": two_way(inputs.gate)}
+def rows_of_ours() -> dict[str, tuple[str, dict[str, Any]]]:
+    """By name: a mechanism and its options. One that can select keys or blocks of them is there in both ways."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, kind in MECHANISMS.items():
+        if hasattr(kind.config_type(), "select"):
+            found |= {f"{name} {how}": (name, {"select": how}) for how in ("exact", "blocks")}
+        else:
+            found[name] = (name, {})
+    return found
 
 
-def context_adaptive(inputs: Inputs, *, select: str) -> dict[str, Any]:
-    work = inputs.workload
-    near = SoftWindow(inputs.width, edge=work.edge, limit=work.window_max)
-    far = TopK(scale=work.k_scale, select=select, block=work.block, pooled=inputs.pooled)  # type: ignore[arg-type]
-    return {"branches": (near, far), "weights": two_way(inputs.gate)}
-
-
-def dynamic_sparse(inputs: Inputs) -> dict[str, Any]:
-    indexer = Indexer(inputs.index_queries, inputs.index_keys)
-    return {"branches": TopK(scale=inputs.workload.k_scale, indexer=indexer) | Window(1)}
-
-
-def combiner(inputs: Inputs) -> dict[str, Any]:
-    return {"branches": Segments(inputs.workload.segment)}
-
-
-def sparse_geometric(inputs: Inputs) -> dict[str, Any]:
-    score = PairGate(
-        queries=inputs.pair_queries, keys=inputs.pair_keys, output=inputs.pair_output, scale=inputs.head_scale
-    )
-    return {"branches": Causal(), "score": score}
-
-
-def two_way(gate: Tensor) -> Tensor:
-    """Weights [B, H, T, 2] of the near and the far branch."""
-    return torch.stack((gate, 1 - gate), dim=-1)
-
-
-OURS: Mapping[str, Equation] = {
-    "dense": dense,
-    "local": local,
-    "head_gated": head_gated,
-    "context_adaptive exact": functools.partial(context_adaptive, select="exact"),
-    "context_adaptive blocks": functools.partial(context_adaptive, select="blocks"),
-    "dynamic_sparse": dynamic_sparse,
-    "combiner": combiner,
-    "sparse_geometric": sparse_geometric,
-}
 BASELINE = "torch sdpa causal"
 QUADRATIC_LIMIT = 4096
 """Contenders that write out all pairs are not asked for longer texts."""
@@ -98,38 +71,56 @@ QUADRATIC_LIMIT = 4096
 
 def contenders(workload: Workload) -> dict[str, Contender]:
     """Everything that can run here, by name; the baseline first."""
-    found = [Contender(BASELINE, run_sdpa_causal, dense)]
-    found.append(Contender("torch sdpa band mask", run_sdpa_band, local, longest=8192))
+    found = [Contender(BASELINE, run_sdpa_causal, causal)]
+    found.append(Contender("torch sdpa band mask", run_sdpa_band, window, longest=8192))
     found.append(
-        Contender("torch flex window", run_flex_window, local, backward=workload.device.type != "cpu", decodes=False)
+        Contender("torch flex window", run_flex_window, window, backward=workload.device.type != "cpu", decodes=False)
     )
     device = workload.device.type
-    for backend in (name for name, one in BACKENDS.items() if one.chosen_on is None or device in one.chosen_on):
-        short = backend == "reference"
-        found += [
-            Contender(
-                f"{backend} {name}" if short else name,
-                functools.partial(run_attend, law=law, backend=backend),
-                law,
-                decodes=name != "combiner",
-                longest=QUADRATIC_LIMIT // 4 if short else 1 << 30,
-            )
-            for name, law in OURS.items()
-            if not short or name in ("dense", "context_adaptive exact")
-        ]
+    for backend in (name for name, one in BACKENDS.items() if one.volunteers_on is None or device in one.volunteers_on):
+        slow = backend == "reference"
+        for name, (mechanism, options) in rows_of_ours().items():
+            law = functools.partial(law_of, mechanism=mechanism, options=workload.options(mechanism) | options)
+            run = functools.partial(run_law, law=law, backend=backend)
+            # The reference runs for comparison, and for what has no kernel.
+            if slow and name not in ("dense", "context_adaptive exact") and any(one.name == name for one in found):
+                continue
+            if slow or is_served(law, workload, backend):
+                longest = QUADRATIC_LIMIT // 4 if slow else 1 << 30
+                found.append(Contender(f"{backend} {name}" if slow else name, run, law, longest=longest))
     from varifocal.bench.attention.peers import peers
 
     found += peers()
     return {contender.name: contender for contender in found}
 
 
-def run_attend(inputs: Inputs, *, law: Equation, backend: str) -> Tensor:
-    """Ours on a backend."""
-    return attend(inputs.q, inputs.k, inputs.v, **law(inputs), backend=backend).output
+def law_of(inputs: Inputs, *, mechanism: str, options: dict[str, Any]) -> Law:
+    """What a mechanism of ours says of the inputs."""
+    return inputs.law(mechanism, options)
+
+
+def is_served(law: Callable[[Inputs], Law], workload: Workload, backend: str) -> bool:
+    """Whether a backend has kernels for a law."""
+    inputs = make_inputs(replace(workload, length=8, queries=None, batch=1))
+    equation = law(inputs).equation
+    problem = Problem(
+        q=inputs.q.detach(), k=inputs.k.detach(), v=inputs.v.detach(), branches=equation.branches,
+        weights=equation.weights, score=equation.score, layout=lay_out(inputs.q, inputs.k, inputs.v),
+        normalizer=equation.normalizer,
+    )  # fmt: skip
+    return not isinstance(BACKENDS[backend].prepare(problem), str)
+
+
+def run_law(inputs: Inputs, *, law: Callable[[Inputs], Law], backend: str) -> Tensor:
+    """Ours on a backend, as a layer of a model calls it."""
+    equation, shortcuts = law(inputs)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    layout = lay_out(q, k, v)
+    return evaluate(equation, q, k, v, layout=layout, shortcuts=shortcuts, backend=backend).output
 
 
 def run_sdpa_causal(inputs: Inputs) -> Tensor:
-    """torch's fused attention; a few queries at the end of a cache see all of it but what lies behind them."""
+    """torch's fused attention; a few queries at the end of a cache see all of it but what lies after them."""
     whole = inputs.workload.queries is None
     mask = None if whole or inputs.workload.queries == 1 else causal_mask(inputs.workload)
     return F.scaled_dot_product_attention(

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from varifocal import attend
-from varifocal.bench.attention.contenders import Contender
+from varifocal.bench.attention.contenders import Contender, run_law
 from varifocal.bench.attention.workload import Inputs, Workload, make_inputs
 
 CHECK_LENGTH = 640
@@ -23,13 +22,10 @@ def fault(contender: Contender, workload: Workload) -> str | None:
         return None
     work = replace(workload, length=min(CHECK_LENGTH, workload.length), batch=1)
     inputs = make_inputs(work, exact=True)
-    law = make_inputs(work, exact=True, dtype=torch.float64)
+    contender.law(inputs)
     # The law sees the very numbers that the contender sees, after their rounding to the contender's type.
-    with torch.no_grad():
-        for name, tensor in law.leaves().items():
-            tensor.copy_(inputs.leaves()[name])
-        law.cotangent.copy_(inputs.cotangent)
-    expected = attend(law.q, law.k, law.v, **contender.law(law), backend="reference").output
+    law = inputs.widened()
+    expected = run_law(law, law=contender.law, backend="reference")
     try:
         output = contender.run(inputs)
         pairs = {"output": (output, expected)}

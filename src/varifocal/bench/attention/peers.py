@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varifocal import Window
-from varifocal.bench.attention.contenders import QUADRATIC_LIMIT, Contender
+from varifocal.bench.attention.contenders import QUADRATIC_LIMIT, Contender, window
 from varifocal.bench.attention.workload import Inputs
 
 PEERS = ("local_attention", "x_transformers", "native_sparse_attention_pytorch", "entmax")
@@ -24,7 +23,7 @@ def peers() -> list[Contender]:
             "peer local-attention",
             run_local_attention,
             # It reads one key more than its window.
-            lambda inputs: {"branches": Window(inputs.workload.window + 1)},
+            lambda inputs: window(inputs, 1),
             decodes=False,
         ),
         "x_transformers": Contender(

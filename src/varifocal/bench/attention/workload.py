@@ -1,13 +1,24 @@
-"""The inputs of a measurement: sizes, and the tensors that every contender takes what it needs from."""
+"""The inputs of a measurement: sizes, queries, keys and values, and the equations of our mechanisms for them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from varifocal import PooledKeys
+from varifocal.attention.attend import lay_out
+from varifocal.attention.mechanisms import HeadShape, make_mechanism
+from varifocal.attention.mechanisms.base import Call
+from varifocal.attention.mechanisms.registry import mechanism_type
+from varifocal.equations.branches import Indexer
+from varifocal.equations.equation import Equation
+from varifocal.equations.problem import Shortcuts
+
+NOISE = 0.06
+"""Deviation of the logits of gates and widths: they differ from token to token, and stay near their start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +33,21 @@ class Workload:
     heads: int = 12
     kv_heads: int = 6
     head_width: int = 128
+    model_width: int = 512
+    """Of the layer's input, from which gates are made; attention itself does not depend on it."""
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     window: int = 256
-    """The window of local and head_gated."""
+    """The window of mechanisms that have one; the narrowest where it is learned."""
     window_max: int = 512
-    """The widest window of context_adaptive; its learned widths stand between `window` and this."""
+    """The widest window, where it is learned."""
     edge: int = 32
     k_scale: float = 1.0
     block: int = 64
-    pair_hidden: int = 16
-    index_rank: int = 32
+    hidden: int = 16
+    """Units of a pair network."""
+    rank: int = 32
+    """Of an indexer."""
     segment: int = 64
 
     @property
@@ -40,89 +55,140 @@ class Workload:
         """T, the number of queries."""
         return self.length if self.queries is None else self.queries
 
+    def options(self, mechanism: str) -> dict[str, Any]:
+        """The sizes above as options of a mechanism, as far as it has them."""
+        kind = mechanism_type(mechanism)
+        given = {one.name: getattr(self, one.name) for one in fields(self)} | {"window_min": self.window}
+        own = {one.name for one in fields(kind.config_type)} & set(given)
+        return {name: given[name] for name in own} | dict(kind.bench_options)
 
-@dataclass(frozen=True, eq=False)
+
+class Law(NamedTuple):
+    """What a contender must compute: an equation, and what a memory keeps for it while it decodes."""
+
+    equation: Equation
+    shortcuts: Shortcuts | None
+
+
+@dataclass(eq=False)
 class Inputs:
-    """The tensors of a workload."""
+    """The tensors of a workload. What a mechanism makes of them is made when it is first asked for."""
 
     workload: Workload
-    q: Tensor
+    x: Tensor
+    """[B, n, C]: the layer's input at every key."""
+    asked: Tensor
+    """[B, H, n, D]: the query of every key."""
     k: Tensor
     v: Tensor
-    gate: Tensor
-    """[B, H, T]: between 0 and 1."""
-    width: Tensor
-    """[B, H, T]: learned widths, at the middle of their range."""
-    pair_queries: Tensor
-    pair_keys: Tensor
-    pair_output: Tensor
-    head_scale: Tensor
-    pooled: Tensor | None
-    """For a few queries on a cache: the mean keys of its blocks, kept as they are while decoding."""
-    index_queries: Tensor
-    index_keys: Tensor
     cotangent: Tensor
     """[B, H, T, D]: the gradient of the output."""
+    exact: bool
+    source: Inputs | None = None
+    """For a copy in float64: what it is a copy of."""
+    laws: dict[str, Law] = field(default_factory=dict)
+    made: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that laws carry and a backward pass may reach, by name."""
+
+    def __post_init__(self) -> None:
+        asking = self.workload.asking
+        self.q = self.asked if asking == self.workload.length else self.asked[:, :, -asking:].detach().clone()
+        for tensor in (self.q, self.k, self.v):
+            tensor.requires_grad_()
 
     def leaves(self) -> dict[str, Tensor]:
         """The tensors that a backward pass may reach."""
-        names = ("q", "k", "v", "gate", "width", "pair_queries", "pair_keys", "pair_output", "head_scale")
-        return {name: getattr(self, name) for name in names}
+        return {"q": self.q, "k": self.k, "v": self.v, **self.made}
+
+    def law(self, mechanism: str, options: Mapping[str, Any]) -> Law:
+        """The equation of a mechanism for these queries and keys; its tensors are leaves of their own."""
+        name = f"{mechanism} {sorted(options.items())}"
+        if name not in self.laws:
+            given = self.fresh_law if self.source is None else self.source.law
+            made = given(mechanism, options)
+            own = {} if self.source is None else {id(self.source.q): self.q, id(self.source.k): self.k}
+            own |= {id(self.q): self.q, id(self.k): self.k, id(self.asked): self.q}
+            number = 0
+
+            def leaf(tensor: Tensor) -> Tensor:
+                nonlocal number
+                if id(tensor) in own:
+                    return own[id(tensor)]
+                number += 1
+                dtype = torch.float64 if self.source is not None else tensor.dtype
+                kept = tensor.detach().to(dtype).clone().requires_grad_()
+                self.made[f"{name} {number}"] = own[id(tensor)] = kept
+                return kept
+
+            self.laws[name] = Law(mapped(made.equation, leaf), None if self.source is not None else made.shortcuts)
+        return self.laws[name]
+
+    @torch.no_grad()
+    def fresh_law(self, mechanism: str, options: Mapping[str, Any]) -> Law:
+        """What a mechanism with slightly random parameters says of this call."""
+        work = self.workload
+        shape = HeadShape(
+            model_width=work.model_width, heads=work.heads, kv_heads=work.kv_heads, head_width=work.head_width
+        )
+        torch.manual_seed(1)
+        module = make_mechanism(mechanism, shape, **options).to(work.device)
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.add_(torch.randn_like(parameter), alpha=NOISE * parameter.shape[-1] ** -0.5)
+        memory = module.memory()
+        if work.queries is None:
+            remembered = memory.append(self.x, self.asked, self.k, self.v)
+        else:
+            past = slice(0, work.length - work.asking)
+            new = slice(work.length - work.asking, work.length)
+            memory.append(self.x[:, past], self.asked[:, :, past], self.k[:, :, past], self.v[:, :, past])
+            remembered = memory.append(self.x[:, new], self.asked[:, :, new], self.k[:, :, new], self.v[:, :, new])
+        layout = lay_out(self.q, remembered.k, remembered.v)
+        call = Call(self.x[:, -work.asking :], self.q, remembered, layout, "auto")
+        equation = module.equation(call)
+        return Law(mapped(equation, rounded, only=Indexer) if self.exact else equation, remembered.shortcuts)
+
+    def widened(self) -> Inputs:
+        """The very same numbers in float64: what the reference is given."""
+        wide = (one.detach().double() for one in (self.x, self.asked, self.k, self.v, self.cotangent))
+        return Inputs(self.workload, *wide, exact=self.exact, source=self)
 
 
-def pool_keys(work: Workload, keys: Tensor) -> Tensor | None:
-    """The mean keys of blocks [B, G, N, D] for a workload that decodes."""
-    if work.queries is None:
-        return None
-    store = PooledKeys(
-        batch=work.batch,
-        kv_heads=work.kv_heads,
-        capacity=work.length,
-        head_width=work.head_width,
-        block=work.block,
-    )
-    store.update(keys.cpu())
-    return store.means.to(work.device)
+def mapped(value: Any, change: Callable[[Tensor], Tensor], *, only: type[Any] | None = None) -> Any:
+    """A frozen value with every floating tensor inside of it changed; with `only`, those inside of that type."""
+    if isinstance(value, Tensor):
+        return change(value) if only is None and value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(mapped(one, change, only=only) for one in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = None if only is not None and isinstance(value, only) else only
+        parts = {one.name: mapped(getattr(value, one.name), change, only=inside) for one in fields(value)}
+        return replace(value, **parts)
+    return value
 
 
-def make_inputs(workload: Workload, *, seed: int = 0, exact: bool = False, dtype: torch.dtype | None = None) -> Inputs:
+def rounded(tensor: Tensor) -> Tensor:
+    """Multiples of 1/8 between -2 and 2, whose dot products have no rounding error."""
+    return ((tensor * 8).round() / 8).clamp(-2, 2)
+
+
+def make_inputs(workload: Workload, *, seed: int = 0, exact: bool = False) -> Inputs:
     """Random inputs; `exact` makes queries and keys multiples of 1/8, whose dot products have no rounding error.
 
     With exact dot products every implementation ranks keys alike, whatever its order of summation.
     """
     work = workload
     generator = torch.Generator().manual_seed(seed)
-    rows, keys = (work.batch, work.heads, work.asking), (work.batch, work.kv_heads, work.length)
+    queries, keys = (work.batch, work.heads, work.length), (work.batch, work.kv_heads, work.length)
 
-    def normal(*shape: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(*shape, generator=generator) * scale
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
 
-    def heads(*shape: int) -> Tensor:
-        drawn = normal(*shape)
-        return ((drawn * 8).round() / 8).clamp(-2, 2) if exact else drawn
-
-    middle = (work.window + work.window_max) / 2
-    tensors = {
-        "q": heads(*rows, work.head_width),
-        "k": heads(*keys, work.head_width),
-        "v": normal(*keys, work.head_width),
-        "gate": normal(*rows).sigmoid(),
-        "width": torch.full(rows, middle) + normal(*rows, scale=4.0),
-        "pair_queries": normal(*rows, work.pair_hidden),
-        "pair_keys": normal(work.batch, work.heads, work.length, work.pair_hidden),
-        "pair_output": normal(work.heads, work.pair_hidden, scale=work.pair_hidden**-0.5),
-        "head_scale": torch.rand(work.heads, generator=generator) + 0.5,
-        "index_queries": heads(*rows, work.index_rank),
-        "index_keys": heads(*keys, work.index_rank),
-        "cotangent": normal(*rows, work.head_width),
-    }
-    # What gates and pair networks make is float32 in a model of any type.
-    narrow = {"q", "k", "v", "cotangent"}
-    placed = {
-        name: tensor.to(work.device, dtype or (work.dtype if name in narrow else torch.float32))
-        for name, tensor in tensors.items()
-    }
-    inputs = Inputs(workload=work, pooled=pool_keys(work, placed["k"]), **placed)
-    for tensor in inputs.leaves().values():
-        tensor.requires_grad_()
-    return inputs
+    asked, k = normal(*queries, work.head_width), normal(*keys, work.head_width)
+    if exact:
+        asked, k = rounded(asked), rounded(k)
+    v = normal(*keys, work.head_width)
+    cotangent = normal(work.batch, work.heads, work.asking, work.head_width)
+    x = normal(work.batch, work.length, work.model_width)
+    placed = (tensor.to(work.device, work.dtype) for tensor in (x, asked, k, v, cotangent))
+    return Inputs(workload, *placed, exact=exact)
