@@ -27,7 +27,9 @@ def summarize(problem: SummaryProblem) -> Tensor:
     """Summary key and value [B, H, N, 2 D] of each segment."""
     dtype, groups = accumulation_dtype(problem.q.dtype), problem.q.shape[1] // problem.k.shape[1]
     shape = (problem.k.shape[2] // problem.length, problem.length)
-    q, k, v = (part.to(dtype).unflatten(2, shape) for part in (problem.q, problem.k, problem.v))
+    q, k, v = (
+        part.to(dtype).reshape(*part.shape[:2], *shape, part.shape[3]) for part in (problem.q, problem.k, problem.v)
+    )
     k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))  # [B, H, N, L, D]
     key, query = k.amax(dim=3), q.amax(dim=3)
     scores = torch.einsum("bhnd,bhnld->bhnl", query, k) * problem.q.shape[-1] ** -0.5

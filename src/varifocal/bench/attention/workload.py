@@ -150,8 +150,10 @@ class Inputs:
 
     def widened(self) -> Inputs:
         """The very same numbers in float64: what the reference is given."""
-        wide = (one.detach().double() for one in (self.x, self.asked, self.k, self.v, self.cotangent))
-        return Inputs(self.workload, *wide, exact=self.exact, source=self)
+        x, asked, k, v, cotangent = (
+            one.detach().double() for one in (self.x, self.asked, self.k, self.v, self.cotangent)
+        )
+        return Inputs(self.workload, x, asked, k, v, cotangent, exact=self.exact, source=self)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor], *, only: type[Any] | None = None) -> Any:
@@ -190,5 +192,5 @@ def make_inputs(workload: Workload, *, seed: int = 0, exact: bool = False) -> In
     v = normal(*keys, work.head_width)
     cotangent = normal(work.batch, work.heads, work.asking, work.head_width)
     x = normal(work.batch, work.length, work.model_width)
-    placed = (tensor.to(work.device, work.dtype) for tensor in (x, asked, k, v, cotangent))
-    return Inputs(workload, *placed, exact=exact)
+    x, asked, k, v, cotangent = (tensor.to(work.device, work.dtype) for tensor in (x, asked, k, v, cotangent))
+    return Inputs(workload, x, asked, k, v, cotangent, exact=exact)

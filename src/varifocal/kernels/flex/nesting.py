@@ -36,11 +36,16 @@ def holds(outer: tuple[FixedBranch, ...], inner: tuple[FixedBranch, ...]) -> boo
     """Whether it is known that every key of `inner` is one of `outer`."""
     if any(isinstance(member, Causal) for member in outer):
         return True
-    widest = max((member.size for member in outer if isinstance(member, Window)), default=0)
+    widest = max((widest_window(member) or 0 for member in outer), default=0)
     return all(
-        member.size <= widest if isinstance(member, Window) else any(member is other for other in outer)
+        size <= widest if (size := widest_window(member)) is not None else any(member is other for other in outer)
         for member in inner
     )
+
+
+def widest_window(member: FixedBranch) -> int | None:
+    """The size of a window that is the same for all heads; None for anything else."""
+    return member.size if isinstance(member, Window) and isinstance(member.size, int) else None
 
 
 def rings(branches: Sequence[tuple[FixedBranch, ...]]) -> list[Pattern]:

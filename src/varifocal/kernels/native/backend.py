@@ -137,7 +137,8 @@ def scale_of(problem: Problem) -> Tensor | float:
     if isinstance(problem.score, Dot):
         return problem.score.factor(width)
     assert isinstance(problem.score, HeadScale)
-    return problem.score.scale.float() * width**-0.5
+    scale: Tensor = problem.score.scale.float() * width**-0.5
+    return scale
 
 
 def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
