@@ -26,6 +26,9 @@ constexpr int LANES = 4, NR = 8, MR = 4, TR = 4;  // 16 registers of SSE2: 8 acc
 #endif
 constexpr int NV = NR / LANES;  // vectors in a panel row
 
+// Scores are kept as powers of 2, because exp2 below is cheaper than exp: a score times LOG2E, and back by LN2.
+constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));  // unsigned: overflow is defined
@@ -65,6 +68,17 @@ VF_INLINE Vec swap_lanes(Vec x) {
     return y;
 #else
     return __builtin_shuffle(x, lanes() ^ GAP);
+#endif
+}
+
+// The lanes in the opposite order.
+VF_INLINE Vec reversed(Vec x) {
+#if defined(__clang__)
+    Vec y;
+    for (int lane = 0; lane < LANES; lane++) y[lane] = x[LANES - 1 - lane];
+    return y;
+#else
+    return __builtin_shuffle(x, LANES - 1 - lanes());
 #endif
 }
 

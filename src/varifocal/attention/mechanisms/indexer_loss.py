@@ -15,7 +15,7 @@ from varifocal.attention.precision import wide
 from varifocal.equations.branches import Indexer, TopK
 from varifocal.equations.layout import Layout
 from varifocal.kernels.native import library
-from varifocal.kernels.native.indexer import choice_divergence
+from varifocal.kernels.native.indexer import selection_divergence
 
 QUERIES_AT_A_TIME = 256
 """Bounds what is gathered at once to H x 256 x K rows of keys."""
@@ -50,7 +50,7 @@ def indexer_divergence(
     if backend != "reference" and native_can(q, k, indexer):
 
         def divergence(index_q: Tensor, index_k: Tensor) -> Tensor:
-            return choice_divergence(
+            return selection_divergence(
                 q, k, index_q.repeat_interleave(q.shape[1] // index_q.shape[1], dim=1), index_k, selected,
                 position=layout.position.int(), start=layout.start.int(), block=top_k.block if whole else None,
             ).sum() / queries  # fmt: skip

@@ -1,32 +1,36 @@
 """Tensors as the C interface takes them."""
 
 import ctypes
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from . import abi
 
-class TensorArgument(ctypes.Structure):
-    """`vf_tensor`: a pointer and the strides of all dimensions but the last, which is contiguous."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 3)]
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 
-def tensor_argument(x: Tensor | None) -> TensorArgument:
+def tensor_argument(x: Tensor | None) -> abi.Tensor:
     """x [B, heads, rows, D] for a C call; the caller keeps it alive until the call is over."""
-    if x is None:
-        return TensorArgument()
-    return TensorArgument(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]))
+    if x is None or not x.numel():
+        return abi.Tensor()
+    return abi.Tensor(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]))
 
 
 def pointer(x: Tensor | None) -> int | None:
-    """The address of a contiguous tensor, None for null."""
-    return None if x is None else x.data_ptr()
+    """The address of a contiguous tensor; None, which is null, for one that is not there or holds nothing."""
+    return None if x is None or not x.numel() else x.data_ptr()
 
 
-def rows_contiguous(x: Tensor) -> Tensor:
+def rows_contiguous(x: Given) -> Given:
     """x with a contiguous last dimension."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def contiguous(x: Given) -> Given:
+    """x without gaps."""
+    return None if x is None else x.contiguous()
 
 
 def dtype_argument(x: Tensor) -> int:

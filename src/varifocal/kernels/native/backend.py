@@ -15,7 +15,6 @@ from varifocal.equations.branches import Branch, Causal, Prefix, Segments, SoftW
 from varifocal.equations.problem import Attended, Problem
 from varifocal.equations.scores import Dot, HeadScale, PairGate
 from varifocal.kernels.native import library
-from varifocal.kernels.native.arguments import needs_backward
 from varifocal.kernels.native.combiner import attend_segments
 from varifocal.kernels.native.mixture import (
     CAUSAL,
@@ -88,13 +87,13 @@ def attend_native(problem: Problem) -> Attended:
             (only,) = choices
             output, window_lse, logsumexp[only] = window_and_top_k(mixed, choices[only])
         else:
-            output, window_lse, _, _ = mixture_forward(*mixed, needs_backward(*mixed[:8]))
+            output, window_lse, _, _ = mixture_forward(mixed)
         parts.append(output)
         for place, number in enumerate(windows):
             logsumexp[number] = window_lse[..., place].detach()
     for number, choice in choices.items():
         if logsumexp[number] is None:
-            output, lse = selected_forward(*choice)
+            output, lse = selected_forward(choice)
             parts.append(output)
             logsumexp[number] = lse.detach()
     total = parts[0]
@@ -102,8 +101,8 @@ def attend_native(problem: Problem) -> Attended:
         total = total + part
     selected: list[Tensor | None] = [None] * len(problem.branches)
     for number, choice in choices.items():
-        groups = problem.q.shape[1] // max(choice.chosen.shape[1], 1)
-        selected[number] = choice.chosen if groups == 1 else choice.chosen.repeat_interleave(groups, dim=1)
+        groups = problem.q.shape[1] // max(choice.selected.shape[1], 1)
+        selected[number] = choice.selected if groups == 1 else choice.selected.repeat_interleave(groups, dim=1)
     return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
 
 
@@ -213,12 +212,12 @@ def attend_pair_gate(problem: Problem, score: PairGate, call: Call) -> Attended:
     result = pair_gate(
         problem.q, problem.k, problem.v, score.queries, score.keys,
         output=score.output, bias=score.bias, scale=score.scale, form=score.form, threshold=score.threshold,
-        position=call.position, start=call.start, window=branch.window, prefix=branch.prefix,
+        position=call.position, start=call.start, branches=[branch],
     )  # fmt: skip
     output = result.output
     if problem.weights is not None:
         output = output * problem.weights.to(output.dtype)
-    return Attended(output, result.lse[..., None] if result.lse.ndim == 3 else result.lse, (None,))
+    return Attended(output, result.logsumexp, (None,))
 
 
 def type_names(branch: Branch) -> str:
