@@ -23,6 +23,11 @@ def pointer(x: Tensor | None) -> int | None:
     return None if x is None or not x.numel() else x.data_ptr()
 
 
+def row_pointer(x: Tensor, row: int) -> int | None:
+    """The address of x[row] in a contiguous tensor, without the cost of making that tensor."""
+    return x.data_ptr() + row * x.stride(0) * x.element_size() if x.numel() else None
+
+
 def rows_contiguous(x: Given) -> Given:
     """x with a contiguous last dimension."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()

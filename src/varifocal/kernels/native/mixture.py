@@ -10,7 +10,7 @@ The score s_ij is scale_h q_i . k_j, alone or with a bias by distance added (`mi
 import ctypes
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .arguments import (
     pointer,
     require_inputs,
     require_range,
+    row_pointer,
     rows_contiguous,
     scale_per_head,
     tensor_argument,
@@ -100,9 +101,11 @@ class MixtureInputs(NamedTuple):
     def laid_out(self) -> "MixtureInputs":
         """Laid out as C takes them."""
         rows = ("q", "k", "v", "bias_table", "pair_a", "pair_b")
-        whole = ("scale", "position", "start", "weights", "width", "window", "prefix", "pair_output", "pair_bias")
-        changed = {name: rows_contiguous(getattr(self, name)) for name in rows}
-        return self._replace(**changed, **{name: contiguous(getattr(self, name)) for name in whole})
+        changed: dict[str, Any] = {}
+        for name, x in zip(self._fields, self, strict=True):
+            if isinstance(x, Tensor) and not x.is_contiguous():
+                changed[name] = rows_contiguous(x) if name in rows else x.contiguous()
+        return self._replace(**changed) if changed else self
 
     def call(self, logsumexp: Tensor, norm: Tensor) -> abi.Mixture:
         """The C arguments but for the outputs; the caller keeps every tensor alive until the C call is over."""
@@ -129,8 +132,8 @@ class MixtureInputs(NamedTuple):
             norm=pointer(norm),
         )
         for m, (limit, edge) in enumerate(zip(self.limit, self.edge, strict=True)):
-            width = None if self.width is None or edge <= 0 else pointer(self.width[m])
-            call.branch[m] = abi.Branch(pointer(self.window[m]), pointer(self.prefix[m]), width, limit, edge)
+            width = None if self.width is None or edge <= 0 else row_pointer(self.width, m)
+            call.branch[m] = abi.Branch(row_pointer(self.window, m), row_pointer(self.prefix, m), width, limit, edge)
         if self.bias_table is not None:
             call.bias = abi.DistanceBias(self.bias_table.shape[-1], pointer(self.bias_table), _strides(self.bias_table))
         if self.pair_a is not None:
@@ -387,6 +390,8 @@ def mixture_inputs(
 
 def per_head(numbers: Sequence[int | Tensor], heads: int, name: str) -> Tensor:
     """int32 [M, H] from a number, or one for each head, of each branch."""
+    if len(numbers) == 1 and isinstance(numbers[0], int):  # the case of most decoded tokens, so worth a shorter way
+        return torch.full((1, heads), numbers[0], dtype=torch.int32)
     plain = torch.tensor([[0 if isinstance(one, Tensor) else one] * heads for one in numbers], dtype=torch.int32)
     given = [one for one in numbers if isinstance(one, Tensor)]
     if not given:

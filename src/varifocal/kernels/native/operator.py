@@ -6,6 +6,7 @@ for its fields: a backward takes the inputs of its forward as one of its own.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
@@ -148,6 +149,12 @@ def _kinds(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+@functools.cache
+def _nests(kind: Any) -> bool:
+    """Whether a named tuple has another one inside."""
+    return any(_is_tuple(inner) for inner in _kinds(kind).values())
+
+
 def _is_tuple(kind: Any) -> bool:
     return hasattr(kind, "_fields")
 
@@ -160,8 +167,11 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def _flat(values: Any) -> list[Any]:
+def _flat(values: Any) -> Sequence[Any]:
     """The values of a named tuple in the order of `_fields`."""
+    kind: Any = type(values)
+    if not _nests(kind):
+        return tuple(values)
     found: list[Any] = []
     for value in values:
         found.extend(_flat(value) if _is_tuple(value) else [value])
@@ -170,4 +180,6 @@ def _flat(values: Any) -> list[Any]:
 
 def _build(kind: Any, values: Iterator[Any]) -> Any:
     """A named tuple from its values in the order of `_fields`; takes no more of them than it has fields."""
+    if not _nests(kind):
+        return kind(*itertools.islice(values, len(kind._fields)))
     return kind(*(_build(inner, values) if _is_tuple(inner) else next(values) for inner in _kinds(kind).values()))

@@ -3,7 +3,7 @@
 s_ij = scale_h q_i . k_j      p_ij = exp(s_ij) / sum_j' exp(s_ij')      o_i = w_i sum_j p_ij v_j,   j selected by i
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,9 +50,11 @@ class SelectedInputs(NamedTuple):
 
     def laid_out(self) -> "SelectedInputs":
         """Laid out as C takes them."""
-        whole = ("scale", "position", "start", "selected", "weights")
-        changed = {name: rows_contiguous(getattr(self, name)) for name in ("q", "k", "v")}
-        return self._replace(**changed, **{name: contiguous(getattr(self, name)) for name in whole})
+        changed: dict[str, Any] = {}
+        for name, x in zip(self._fields, self, strict=True):
+            if isinstance(x, Tensor) and not x.is_contiguous():
+                changed[name] = rows_contiguous(x) if name in ("q", "k", "v") else x.contiguous()
+        return self._replace(**changed) if changed else self
 
     def call(self, logsumexp: Tensor) -> abi.Selected:
         """The C arguments but for the output; the caller keeps every tensor alive until the C call is over."""
