@@ -183,7 +183,7 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
     load_gradient(work.gradient, call, plan.offset, row_index, count);
     score.open(work.state, rows, b, h, query);
 
-    // Q K^T and dO V^T.
+    // Q K^T and dO V^T, a panel of keys or values at a time: it stays in L1 while the tiles of queries go past.
     int tiles = rows.tile_count;
     for (int p = 0; p < PANELS; p++)
         for (int tile = top[p]; tile < bottom[p]; tile++)
@@ -199,7 +199,8 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
         differentiate_tile(work, plan, h, tile, active[tile], top, bottom, first[tile], end[tile], key);
     score.end_block(work.state);
 
-    // dV += A^T dO, dK += dS^T Q, dQ = dS K.
+    // dV += A^T dO, dK += dS^T Q, dQ = dS K. A sum over queries leaves out the tiles before the first and after the last
+    // that read the panel; one over keys, the panels.
     for (int64_t d = 0; d < width; d += NR)
         for (int p = 0; p < PANELS; p++) {
             int64_t skip = top[p] * MR, depth = bottom[p] * MR - skip;
@@ -224,6 +225,7 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
                               BLOCK * NR, work.k + d * KEYS + first[tile] * NR * NR, (end[tile] - first[tile]) * NR,
                               false);
 
+    // Other tasks add to the same rows of dQ. All that is long is done: turns are short, and rarely waited for.
     turn.wait(step);
     const float factor = score.dq_factor(h);
     for (int row = 0; row < count; row++) {
@@ -259,6 +261,7 @@ static void own_keys(Work<Score> &work, const Plan<Score> &plan, int64_t b, int6
         plan.score.pack_keys(work.hidden, b, h, key, count, keep);
         plan.score.open_head(work.state);
         for (int64_t qb = 0; qb < plan.query_blocks; qb++) {
+            // Blocks of queries whose windows do not reach these keys cost one look.
             const Extent &x = plan.extent[(b * f.heads + h) * plan.query_blocks + qb];
             if (key > x.last || (key + KEYS <= x.from && key >= x.prefix_end)) continue;
             add_queries<T>(work, plan, b, h, qb, (int32_t)key, turn, i * plan.query_blocks + qb);
@@ -269,6 +272,7 @@ static void own_keys(Work<Score> &work, const Plan<Score> &plan, int64_t b, int6
            plan.score.dk_factor(), call.accumulate != 0);
     unpack(row_at<T>(call.grad_v, b, g, key), call.grad_v.stride[2], work.dv, KEYS, count, width, nullptr, 1.0f,
            call.accumulate != 0);
+    // A task may skip steps, its last one included; this one, past all others, lets whoever follows go on.
     int64_t last = plan.group * plan.query_blocks;
     turn.wait(last);
     turn.pass(last);

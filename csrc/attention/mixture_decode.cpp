@@ -22,7 +22,7 @@ namespace {
 struct Head {
     Rows rows;
     Chains chains;
-    float *q;  // [T, D] times scale * log2(e)
+    float *q;  // [T, D] times scale * log2(e), so that products are scores, as powers of 2
 };
 
 // Partial results of one query over one chunk: the top score; for each link the sum and the output of what it adds
@@ -73,7 +73,8 @@ static void dot_keys(float *scores, const float *q, const T *const *key, int64_t
         for (int i = 0; i < LANES; i++) scores[i] += q[d] * to_float(key[i][d]);
 }
 
-// output += sum of p[i] * value[i] over STRIDE keys: the output is loaded and stored once for all of them.
+// output += sum of p[i] * value[i] over STRIDE keys: the output is loaded and stored once for all of them, in two chains
+// of additions. More keys at once would need more pointers than there are registers.
 static constexpr int STRIDE = 8;
 template <typename T>
 static void add_values(float *output, const float *p, const T *const *value, int64_t width) {
@@ -158,6 +159,7 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
             dot_keys(work.scores + r * CHUNK + j, heads[r / call.queries].q + r % call.queries * width, keys + j, width);
     }
 
+    // What a bias adds to the products; pair gates do not come here.
     if (call.score == VF_SCORE_DISTANCE_BIAS)
         for (int64_t r = 0; r < plan.rows; r++) {
             int64_t h = g * plan.group + r / call.queries, t = r % call.queries;
@@ -172,6 +174,7 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
     for (int64_t r = 0; r < plan.rows; r++) {
         int links = heads[r / call.queries].chains.count;
         float *scores = work.scores + r * CHUNK, *weights = work.weights + r * branches * CHUNK;
+        // One top for all links of the chunk, so that links are added up without rescaling.
         Vec best = splat(-INFINITY);
         for (int link = 0; link < links; link++)
             for (int j = 0; j < CHUNK; j += LANES)
@@ -190,6 +193,7 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
         }
         memset(part.output + r * branches * width, 0, (size_t)(branches * width) * sizeof(float));
     }
+    // Values outside, queries inside: STRIDE values come from memory once and from L1 for every other query of the group.
     for (int j = 0; j < CHUNK; j += STRIDE) {
         if (!any_of(needed + j, STRIDE)) continue;
         for (int64_t r = 0; r < plan.rows; r++) {
@@ -214,6 +218,7 @@ static void merge(const Plan &plan, int64_t b, int64_t h, int64_t t, float *outp
     memset(mixed, 0, (size_t)width * sizeof(float));
     for (int m = 0; m < branches; m++) call.logsumexp[query * branches + m] = INFINITY;
     float top = -INFINITY;
+    // The whole query's top first: every chunk is then brought to it by one factor of at most 1.
     for (int64_t c = 0; c < plan.chunks; c++) top = fmaxf(top, partial_of(plan, pair, c).top[r]);
     float sum = 0;
     for (int link = 0; link < chains.count; link++) {

@@ -41,6 +41,8 @@ struct Reach {
 
 }  // namespace
 
+// The panels between the first and the last that is read are computed too, even if nothing of them is: with a prefix far
+// from the window they lie in different key blocks anyway.
 static Reach find_reach(const Rows &rows, int outer, int inner, int tile, int32_t key) {
     Reach reach = {PANELS, 0, 0};
     for (int p = 0; p < PANELS; p++) {
@@ -79,6 +81,7 @@ static void exponentiate(Block<Score> &block, int outer, int inner, int tile, co
             for (int v = 0; v < NV; v++) {
                 float *at = scores + p * BLOCK * NR + v * LANES;
                 Vec x = load(at);
+                // Only panels that the edge of a branch runs through pay for a mask.
                 if (!(reach.full >> p & 1)) {
                     Vec weight = weigh_step(block.rows, outer, inner, row, lanes() + (key + p * NR + v * LANES));
                     x = weight > 0.0f ? x : nothing;
@@ -87,6 +90,7 @@ static void exponentiate(Block<Score> &block, int outer, int inner, int tile, co
                 best = max(best, x);
             }
         float top = max_lanes(best);
+        // The running maximum rises rarely after the first key block, so that rescaling O costs little.
         if (top > block.top[row]) {
             // 2^(old - new), 0 at the first key.
             float shrink = exp2(splat(block.top[row] - top))[0];
@@ -104,8 +108,10 @@ static void exponentiate(Block<Score> &block, int outer, int inner, int tile, co
             for (int v = 0; v < NV; v++) {
                 float *at = scores + p * BLOCK * NR + v * LANES;
                 Vec x = exp2(load(at) - base);
+                // Weights of hard branches are 0 or 1, and 0 has become 2^-inf already.
                 if (soft && !(reach.full >> p & 1))
                     x *= weigh_step(block.rows, outer, inner, row, lanes() + (key + p * NR + v * LANES));
+                // By lanes: one horizontal sum at the very end instead of one for each key block.
                 sum += x;
                 store(at, x);
             }
@@ -125,6 +131,7 @@ static void add_keys(const Score &score, Block<Score> &block, int64_t h, int out
         first = least(first, reach[tile].first);
         end = most(end, reach[tile].end);
     }
+    // S = Q K^T. A panel of keys (D = 128: 16 KB on AVX-512) stays in L1 while all tiles of queries go past it.
     for (int p = first; p < end; p++)
         for (int tile = 0; tile < tiles; tile++)
             if (p >= reach[tile].first && p < reach[tile].end)
@@ -135,6 +142,7 @@ static void add_keys(const Score &score, Block<Score> &block, int64_t h, int out
             if (!Score::PLAIN) rate(score, block, h, tile, reach[tile], key, keys.hidden);
             exponentiate(block, outer, inner, tile, reach[tile], key, width);
         }
+    // O += P V: again the right panel, NR columns of V, stays while the tiles go past.
     for (int64_t d = 0; d < width; d += NR)
         for (int tile = 0; tile < tiles; tile++) {
             const Reach &r = reach[tile];
@@ -153,6 +161,7 @@ static void finish_branch(Block<Score> &block, const vf_mixture &call, int m, in
         float sum = sum_lanes(block.sum[row]);
         call.logsumexp[(at + row) * call.branch_count + m] = sum > 0 ? natural_logsumexp(block.top[row], sum) : -INFINITY;
         factor[row] = sum > 0 ? 1.0f / sum : 0.0f;
+        // The backward takes probabilities from these two: from a rounded log-sum-exp they would not sum to 1.
         if (call.norm) put_norm(call, at + row, m, block.top[row], factor[row]);
         share[row] = call.weights ? factor[row] * call.weights[(at + row) * call.branch_count + m] : factor[row];
     }
@@ -185,6 +194,7 @@ static void attend(const Score &score, Block<Score> &block, int64_t b, int64_t h
     Chains chains = make_chains(call, h, open);
     for (int link = 0; link < chains.count; link++) {
         int outer = chains.branch[link], inner = chains.inside[link];
+        // Further along a chain the sums go on: a branch is the one inside it and some more keys.
         if (inner < 0) {
             memset(block.o, 0, (size_t)(padded * BLOCK) * sizeof(float));
             for (int row = 0; row < BLOCK; row++) block.top[row] = -INFINITY, block.sum[row] = Vec{};
@@ -198,6 +208,7 @@ static void attend(const Score &score, Block<Score> &block, int64_t b, int64_t h
         }
         finish_branch<T>(block, call, outer, b, h, first);
     }
+    // Closed branches: no output, no gradient, and a log-sum-exp that says that it was not computed.
     for (int m = 0; m < call.branch_count; m++) {
         if (open[m]) continue;
         for (int row = 0; row < count; row++) {

@@ -52,6 +52,7 @@ static void differentiate_full(Gradient &g, const Rows &rows, int branches, int 
                                float *dp) {
     if (!(g.ready >> set & 1)) prepare_set(g, branches, set, rows.count);
     for (int i = 0; i < count; i++, row++) {
+        // One power for all branches, and two multiply-adds: p, then a = A p and dS = p (A dP - E).
         Vec base = splat(g.base[set][row]), factor = splat(g.base_factor[set][row]), dot = {};
         Vec a = splat(g.a[set][row]), e = splat(g.e[set][row]);
         for (int v = 0; v < NV; v++) {
@@ -68,6 +69,7 @@ static void differentiate_full(Gradient &g, const Rows &rows, int branches, int 
 // The same with exact weights key by key, for the branches of `set`.
 static void differentiate_mixed(Gradient &g, const Rows &rows, int branches, int set, int row, int count,
                                 int32_t key, float *scores, float *dp) {
+    // A power for each branch: the sums cannot be shared where weights differ from key to key. Few panels are like this.
     for (int i = 0; i < count; i++, row++) {
         Vec dweight = {}, dwidth[VF_MAX_BRANCHES] = {};
         for (int v = 0; v < NV; v++) {
@@ -76,6 +78,7 @@ static void differentiate_mixed(Gradient &g, const Rows &rows, int branches, int
             for (int m = 0; m < branches; m++) {
                 if (!(set >> m & 1)) continue;
                 Vec slope, weight = weigh(rows, rows.branch[m], row, lanes() + (key + v * LANES), &slope);
+                // A key that a branch does not read may score above the branch's top: 2^x would overflow.
                 Vec x = weight > 0.0f ? s - g.top[m][row] : splat(-INFINITY);
                 Vec e = exp2(x) * g.factor[m][row], p = e * weight, excess = g.weight[m][row] * d - g.offset[m][row];
                 a += g.weight[m][row] * p;

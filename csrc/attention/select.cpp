@@ -17,7 +17,7 @@ namespace VF_TARGET {
 static constexpr int SCORED = 128, SCORED_PANELS = SCORED / NR;
 // Up to this many rows of queries per kv head, dot products with the keys where they lie cost less than packing.
 static constexpr int64_t FEW_ROWS = 16;
-// Keys of a task when there are few rows.
+// Keys of a task when there are few rows: 256 KB of float32 keys of width 128, some 20 us, long beside handing it out.
 static constexpr int CHUNK = 512;
 
 namespace {
@@ -100,6 +100,7 @@ static void select(Block &block, const Ranking &r, int64_t b, int64_t h, int64_t
         pack(block.q, BLOCK, (const Q *)call.q.data + b * call.q.stride[0] + h * call.q.stride[1] + begin * call.q.stride[2],
              call.q.stride[2], count, width, 1.0f, keep);
     for (int64_t key = most_last < 0 ? 0 : least_first / SCORED * SCORED; key <= most_last; key += SCORED) {
+        // Register tiles that no query of the block looks at are left out, as in the tile pass.
         for (int p = 0; p < SCORED_PANELS; p++)
             for (int tile = 0; tile < tiles; tile++)
                 if (key + p * NR <= block.tile[tile].most_last && key + (p + 1) * NR > block.tile[tile].least_first)

@@ -102,6 +102,7 @@ static void own_block_of_keys(const Plan &plan, Work &w, int64_t b, int64_t g, i
     }
     memset(w.dk, 0, (size_t)(padded_keys * padded) * sizeof(float));
     memset(w.dv, 0, (size_t)(padded_keys * padded) * sizeof(float));
+    // The same five products as in the mixture's backward, over readers from anywhere in the text.
     for (int64_t from = begin[0]; from < begin[1]; from += BLOCK) {
         Readers &r = w.readers;
         read_readers(r, x, f, b, g, (int32_t)key, from, begin[1]);

@@ -1,4 +1,7 @@
 // Attention over the blocks of keys that each query selected and its own block.
+//
+// A block of keys is multiplied with all its readers, 96 at a time; each of these products is a softmax of its own, and
+// is joined to what the reader has so far by their two maxima.
 #include <math.h>
 #include <omp.h>
 
@@ -55,6 +58,7 @@ static void merge(const vf_selected &call, State &state, Work &w, int64_t b) {
     int64_t width = call.head_width;
     for (int row = 0; row < w.readers.count; row++) {
         int64_t h = w.readers.head[row], t = w.readers.query[row], query = (b * call.heads + h) * call.queries + t;
+        // First, nothing may be read of o: it is the caller's memory and may hold NaN.
         float before = state.top[query], top = before > w.top[row] ? before : w.top[row];
         bool first = before == -INFINITY;
         float old = first ? 0.0f : exp2(splat(before - top))[0], now = exp2(splat(w.top[row] - top))[0];
@@ -71,6 +75,7 @@ static void merge(const vf_selected &call, State &state, Work &w, int64_t b) {
             return first ? x : x + old * o[d];
         };
         int64_t d = 0;
+        // Blocks come in order, so the query's own is its last: what it has is complete, and leaves in one go.
         if (w.readers.own[row]) {
             call.logsumexp[query] = natural_logsumexp(top, sum);
             float factor = (call.weights ? call.weights[query] : 1.0f) / sum;
@@ -117,6 +122,7 @@ static int32_t run(const vf_selected &call) {
     if (int32_t status = make_block_index(index, call)) return status;
     int64_t width = call.head_width, padded = round_up(width, NR), padded_keys = round_up(call.block, NR);
     int64_t rows = call.batch * call.heads * call.queries, tasks = call.batch * call.kv_heads * index.most_blocks;
+    // Sums must be float32: a bfloat16 output cannot hold them on the way.
     bool direct = sizeof(T) == sizeof(float);
     auto lay_out_work = [&](Work &w, Space &space) {
         w.k_transposed = space.take<float>(padded_keys * width), w.v = space.take<float>(padded_keys * padded);

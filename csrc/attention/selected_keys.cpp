@@ -52,6 +52,7 @@ static void attend(const vf_selected &call, Work &w, int64_t b, int64_t h, int64
     }
     read_row(w.q, row_at<T>(call.q, b, h, t), width, call.scale[h] * LOG2E);
     dot_rows(w.scores, w.q, row_at<T>(call.k, b, g, 0), call.k.stride[2], w.list, count, width);
+    // The last vector is filled up with keys that count nothing.
     for (int i = count; i % LANES; i++) w.scores[i] = -INFINITY;
     Vec best = splat(-INFINITY), sum = {};
     for (int i = 0; i < count; i += LANES) best = max(best, load(w.scores + i));
@@ -133,6 +134,7 @@ static void differentiate(const vf_selected_grad &call, Work &w, int64_t b, int6
     }
     combine_rows(w.sum, w.dp, k, f.k.stride[2], w.list, count, width);
     read_row(dq, (const float *)w.sum, width, f.scale[h]);
+    // For the second pass, which goes by keys: it would otherwise need every score again.
     memcpy(a, w.scores, (size_t)count * sizeof(float));
     memcpy(ds, w.dp, (size_t)count * sizeof(float));
 }

@@ -33,6 +33,7 @@ typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));  // unsigned: overflow is defined
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+// Unaligned, and over memory of any type: rows of tensors begin anywhere.
 typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t LooseHalves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
@@ -40,6 +41,7 @@ VF_INLINE Vec load(const float *from) { return *(const LooseVec *)from; }
 VF_INLINE void store(float *to, Vec x) { *(LooseVec *)to = x; }
 VF_INLINE Vec splat(float x) { return x - Vec{}; }
 VF_INLINE Ints splat(int32_t x) { return x - Ints{}; }
+// As the instructions have it: b where either is NaN.
 VF_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 VF_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 

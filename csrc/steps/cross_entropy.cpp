@@ -28,6 +28,7 @@ static float highest(const float *row, int64_t classes) {
 
 // exp(row - highest) in place, and its sum.
 static float exponentials(float *row, int64_t classes, float highest) {
+    // Two sums: rows are 150,000 long, and one chain of additions would be slower than memory.
     Vec even{}, odd{};
     int64_t at = 0;
     for (; at + 2 * LANES <= classes; at += 2 * LANES) {

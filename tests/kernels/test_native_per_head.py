@@ -95,7 +95,8 @@ def written_out(
 
 
 def dots(q: Tensor, k: Tensor) -> Tensor:
-    return q @ k.repeat_interleave(2, dim=1).transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores: Tensor = q @ k.repeat_interleave(2, dim=1).transpose(-1, -2) * q.shape[-1] ** -0.5
+    return scores
 
 
 def biased(table: Tensor, position: Tensor, keys: int) -> Tensor:
