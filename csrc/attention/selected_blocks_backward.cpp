@@ -1,13 +1,11 @@
-// Backward of attention over chosen blocks: five matrix products for every tile of a block's readers.
+// Backward of attention over selected blocks: five matrix products for every tile of a block's readers.
 #include <math.h>
 #include <omp.h>
 
-#include "attention/chosen_blocks.hpp"
+#include "attention/selected_blocks.hpp"
 #include "kernels.hpp"
 
 namespace VF_TARGET {
-
-static constexpr float LN2 = 0.693147181f;
 
 namespace {
 
@@ -20,20 +18,20 @@ struct Work {
 };
 
 struct Plan {
-    const vf_chosen_grad &call;
+    const vf_selected_grad &call;
     const BlockIndex &index;
-    const float *delta;  // [B, H, T]: dO . O - dlse
+    const float *offset; // [B, H, T]: delta - dlse
     uint8_t *begun;      // [B, H, T]: whether dQ has been written to
 };
 
 }  // namespace
 
 static void differentiate(const Plan &plan, Work &w, int64_t b, int64_t padded_keys) {
-    const vf_chosen &f = plan.call.forward;
+    const vf_selected &f = plan.call.forward;
     for (int row = 0; row < w.readers.count; row++) {
         int64_t query = (b * f.heads + w.readers.head[row]) * f.queries + w.readers.query[row];
-        float weight = f.weights ? f.weights[query] : 1.0f, delta = plan.delta[query];
-        Base2 base = to_base2(f.lse[query]);
+        float weight = f.weights ? f.weights[query] : 1.0f, offset = plan.offset[query];
+        Base2 base = to_base2(f.logsumexp[query]);
         const int32_t valid = w.readers.valid[row];
         Vec dweight = {};
         for (int64_t key = 0; key < padded_keys; key += LANES) {
@@ -43,7 +41,7 @@ static void differentiate(const Plan &plan, Work &w, int64_t b, int64_t padded_k
             Vec p = exp2(x) * base.mend;
             dweight += p * dp;
             store(w.scores + at, p * weight);
-            store(w.dp + at, p * (weight * dp - delta));
+            store(w.dp + at, p * (weight * dp - offset));
         }
         w.dweight[row] = sum_lanes(dweight);
     }
@@ -51,7 +49,7 @@ static void differentiate(const Plan &plan, Work &w, int64_t b, int64_t padded_k
 
 // dQ of a tile's queries, and dw.
 static void add_to_queries(const Plan &plan, Work &w, int64_t b) {
-    const vf_chosen &f = plan.call.forward;
+    const vf_selected &f = plan.call.forward;
     for (int row = 0; row < w.readers.count; row++) {
         int64_t h = w.readers.head[row], t = w.readers.query[row], query = (b * f.heads + h) * f.queries + t;
         float *to = row_at<float>(plan.call.grad_q, b, h, t);
@@ -87,7 +85,7 @@ static void clear_rows(const vf_tensor &x, int64_t b, int64_t g, int64_t from, i
 template <typename T>
 static void own_block_of_keys(const Plan &plan, Work &w, int64_t b, int64_t g, int64_t number, const Turn &turn) {
     const BlockIndex &x = plan.index;
-    const vf_chosen &f = plan.call.forward;
+    const vf_selected &f = plan.call.forward;
     if (number >= x.block_count[b]) return;
     const int64_t *begin = x.begin + (b * f.kv_heads + g) * (x.most_blocks + 1) + number;
     const int32_t *first = x.first + b * (f.keys + 1) + number;
@@ -104,6 +102,7 @@ static void own_block_of_keys(const Plan &plan, Work &w, int64_t b, int64_t g, i
     }
     memset(w.dk, 0, (size_t)(padded_keys * padded) * sizeof(float));
     memset(w.dv, 0, (size_t)(padded_keys * padded) * sizeof(float));
+    // The same five products as in the mixture's backward, over readers from anywhere in the text.
     for (int64_t from = begin[0]; from < begin[1]; from += BLOCK) {
         Readers &r = w.readers;
         read_readers(r, x, f, b, g, (int32_t)key, from, begin[1]);
@@ -132,38 +131,46 @@ static void own_block_of_keys(const Plan &plan, Work &w, int64_t b, int64_t g, i
 }
 
 template <typename T>
-static int32_t run(const vf_chosen_grad &call) {
-    const vf_chosen &f = call.forward;
+static int32_t run(const vf_selected_grad &call) {
+    const vf_selected &f = call.forward;
     BlockIndex index;
     if (int32_t status = make_block_index(index, f)) return status;
     int64_t width = f.head_width, padded = round_up(width, NR), padded_keys = round_up(f.block, NR);
     int64_t rows = f.batch * f.heads * f.queries, pairs = f.batch * f.kv_heads, tasks = pairs * index.most_blocks;
-    size_t floats = (size_t)(padded_keys * (2 * width + 3 * padded) + BLOCK * (3 * padded + 2 * padded_keys));
-    size_t work_bytes = Scratch::padded<Work>(1) + Scratch::padded<float>(floats);
+    auto lay_out_work = [&](Work &w, Space &space) {
+        w.k = space.take<float>(padded_keys * padded);
+        w.dk = space.take<float>(padded_keys * padded), w.dv = space.take<float>(padded_keys * padded);
+        w.k_transposed = space.take<float>(padded_keys * width), w.v_transposed = space.take<float>(padded_keys * width);
+        w.q = space.take<float>(BLOCK * padded), w.dout = space.take<float>(BLOCK * padded);
+        w.dq = space.take<float>(BLOCK * padded);
+        w.scores = space.take<float>(BLOCK * padded_keys), w.dp = space.take<float>(BLOCK * padded_keys);
+    };
+    size_t work_bytes = measure([&](Space &space) {
+        Work w;
+        lay_out_work(w, space);
+    });
+    float *offset;
+    uint8_t *begun;
+    int64_t *passed, next = 0;
+    char *pieces;
     Scratch scratch;
-    if (!scratch.reserve(Scratch::padded<float>(rows) + Scratch::padded<uint8_t>(rows) +
-                         Scratch::padded<int64_t>(tasks) + work_bytes * f.threads))
-        return index.release(), VF_NO_MEMORY;
-    float *delta = scratch.take<float>(rows);
-    uint8_t *begun = scratch.take<uint8_t>(rows);
-    int64_t *passed = scratch.take<int64_t>(tasks), next = 0;
+    if (!scratch.lay_out([&](Space &space) {
+            offset = space.take<float>(rows), begun = space.take<uint8_t>(rows);
+            passed = space.take<int64_t>(tasks);
+            pieces = space.take<char>((int64_t)work_bytes * f.threads);
+        }))
+        return VF_NO_MEMORY;
     memset(passed, 0, (size_t)tasks * sizeof(int64_t));
     memset(begun, 0, (size_t)rows);
-    char *pieces = scratch.take<char>(work_bytes * f.threads);
     // Rows past a tile's readers are multiplied too, and ignored; they must not be denormal.
     memset(pieces, 0, work_bytes * f.threads);
-    Plan plan = {call, index, delta, begun};
+    Plan plan = {call, index, offset, begun};
 
 #pragma omp parallel num_threads(f.threads)
     {
-        char *piece = pieces + work_bytes * omp_get_thread_num();
-        Work &w = *(Work *)piece;
-        float *free = (float *)(piece + Scratch::padded<Work>(1));
-        auto take = [&](int64_t count) { return free += count, free - count; };
-        w.k = take(padded_keys * padded), w.dk = take(padded_keys * padded), w.dv = take(padded_keys * padded);
-        w.k_transposed = take(padded_keys * width), w.v_transposed = take(padded_keys * width);
-        w.q = take(BLOCK * padded), w.dout = take(BLOCK * padded), w.dq = take(BLOCK * padded);
-        w.scores = take(BLOCK * padded_keys), w.dp = take(BLOCK * padded_keys);
+        Work w;
+        Space space = {(uintptr_t)pieces + work_bytes * (size_t)omp_get_thread_num()};
+        lay_out_work(w, space);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++) {
             int64_t b = i / f.queries / f.heads, h = i / f.queries % f.heads, t = i % f.queries;
@@ -172,7 +179,7 @@ static int32_t run(const vf_chosen_grad &call) {
                 if (call.grad_weights) call.grad_weights[i] = 0;
                 continue;
             }
-            delta[i] = call.pull[i] - (call.grad_lse ? call.grad_lse[i] : 0.0f);
+            offset[i] = call.delta[i] - (call.grad_logsumexp ? call.grad_logsumexp[i] : 0.0f);
         }
         // Keys before the first block of a row: nobody reads them.
 #pragma omp for schedule(static)
@@ -185,12 +192,10 @@ static int32_t run(const vf_chosen_grad &call) {
             own_block_of_keys<T>(plan, w, b, g, number, turn);
         });
     }
-    scratch.release();
-    index.release();
     return VF_OK;
 }
 
-int32_t chosen_blocks_backward(const vf_chosen_grad &call) {
+int32_t selected_blocks_backward(const vf_selected_grad &call) {
     return call.forward.dtype == VF_BFLOAT16 ? run<uint16_t>(call) : run<float>(call);
 }
 

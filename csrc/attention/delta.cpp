@@ -1,12 +1,13 @@
-// dO . O of every query.
+// delta = dO . O of every query: all that a backward needs to know of outputs.
 #include <omp.h>
 
 #include "kernels.hpp"
-#include "simd/vector.hpp"
+#include "attention/tile.hpp"
 
 namespace VF_TARGET {
 
-// Rows at once: enough to hide the latency of one chain of additions.
+// Rows at once: a chain of additions waits 4 cycles for each, and two units take one each cycle, so 8 chains keep both
+// busy.
 static constexpr int ROWS = 8;
 
 // Each dot product is summed one product after the other, as a register tile sums dO . v: where a query has one key of
@@ -26,24 +27,22 @@ static void dot_rows(float *dots, const T *a, int64_t a_stride, const T *b, int6
 }
 
 template <typename T>
-static void run(const vf_pull &c) {
+static void run(const vf_delta &c) {
     int64_t tasks_a_head = (c.queries + ROWS - 1) / ROWS;
 #pragma omp parallel for num_threads(c.threads) schedule(static)
     for (int64_t task = 0; task < c.batch * c.heads * tasks_a_head; task++) {
         int64_t head = task / tasks_a_head, first = task % tasks_a_head * ROWS, b = head / c.heads, h = head % c.heads;
-        int count = (int)(c.queries - first < ROWS ? c.queries - first : ROWS);
-        auto row = [&](const vf_tensor &x) {
-            return (const T *)x.data + b * x.stride[0] + h * x.stride[1] + first * x.stride[2];
-        };
-        float *pull = c.pull + head * c.queries + first;
-        dot_rows(pull, row(c.grad_out), c.grad_out.stride[2], row(c.out), c.out.stride[2], count, c.head_width);
+        int count = least(ROWS, c.queries - first);
+        float *delta = c.delta + head * c.queries + first;
+        dot_rows(delta, (const T *)row_at<T>(c.grad_out, b, h, first), c.grad_out.stride[2],
+                 (const T *)row_at<T>(c.out, b, h, first), c.out.stride[2], count, c.head_width);
         // A query that sees no key may come with any dO.
         for (int i = 0; i < count; i++)
-            if (c.start[b * c.queries + first + i] > c.position[b * c.queries + first + i]) pull[i] = 0;
+            if (c.start[b * c.queries + first + i] > c.position[b * c.queries + first + i]) delta[i] = 0;
     }
 }
 
-int32_t pull_along(const vf_pull &call) {
+int32_t find_delta(const vf_delta &call) {
     if (call.dtype == VF_BFLOAT16)
         run<uint16_t>(call);
     else

@@ -1,11 +1,10 @@
-// Attention over the keys that each query chose, row by row: no two queries choose alike, so there is no matrix to
+// Attention over the keys that each query selected, row by row: no two queries select alike, so there is no matrix to
 // multiply. Forward, and the backward in two passes over the same lists.
 #include <math.h>
 #include <omp.h>
 
 #include "attention/gather.hpp"
 #include "kernels.hpp"
-#include "attention/query_tiles.hpp"
 #include "simd/scratch.hpp"
 
 namespace VF_TARGET {
@@ -15,7 +14,7 @@ static constexpr int QUERIES = 32;
 // Keys whose gradients a task of the backward owns: dK and dV of width 128 take 1 MB, half of L2.
 static constexpr int OWNED = 1024;
 // Probabilities and score gradients of several kv heads share a wave while they fit here.
-static constexpr int64_t WAVE_BYTES = 12 << 20;
+static constexpr int64_t LIST_BYTES = 12 << 20;
 
 namespace {
 
@@ -27,37 +26,33 @@ struct Work {
 
 }  // namespace
 
-static size_t work_bytes(const vf_chosen &call) {
-    return Scratch::padded<int32_t>(call.capacity + 1) + 3 * Scratch::padded<float>(call.head_width) +
-           2 * Scratch::padded<float>(call.capacity + 1 + LANES);
-}
-
-static Work make_work(const vf_chosen &call, Scratch piece) {
+static Work make_work(const vf_selected &call, Space &space) {
     Work w;
-    w.list = piece.take<int32_t>(call.capacity + 1);
-    w.q = piece.take<float>(call.head_width);
-    w.dout = piece.take<float>(call.head_width);
-    w.sum = piece.take<float>(call.head_width);
-    w.scores = piece.take<float>(call.capacity + 1 + LANES);
-    w.dp = piece.take<float>(call.capacity + 1 + LANES);
+    w.list = space.take<int32_t>(call.capacity + 1);
+    w.q = space.take<float>(call.head_width);
+    w.dout = space.take<float>(call.head_width);
+    w.sum = space.take<float>(call.head_width);
+    w.scores = space.take<float>(call.capacity + 1 + LANES);
+    w.dp = space.take<float>(call.capacity + 1 + LANES);
     return w;
 }
 
-static void fail(int32_t *status) { __atomic_store_n(status, (int32_t)VF_BAD_CHOICE, __ATOMIC_RELAXED); }
+static void fail(int32_t *status) { __atomic_store_n(status, (int32_t)VF_BAD_SELECTION, __ATOMIC_RELAXED); }
 
 template <typename T>
-static void attend(const vf_chosen &call, Work &w, int64_t b, int64_t h, int64_t t, int32_t *status) {
+static void attend(const vf_selected &call, Work &w, int64_t b, int64_t h, int64_t t, int32_t *status) {
     int64_t g = h / (call.heads / call.kv_heads), width = call.head_width, query = (b * call.heads + h) * call.queries + t;
     T *out = row_at<T>(call.out, b, h, t);
-    int count = read_choice(w.list, call, b, h, t);
+    int count = read_selection(w.list, call, b, h, t);
     if (count < 0) fail(status);
     if (count <= 0) {
         memset(out, 0, (size_t)width * sizeof(T));
-        call.lse[query] = -INFINITY;
+        call.logsumexp[query] = -INFINITY;
         return;
     }
     read_row(w.q, row_at<T>(call.q, b, h, t), width, call.scale[h] * LOG2E);
     dot_rows(w.scores, w.q, row_at<T>(call.k, b, g, 0), call.k.stride[2], w.list, count, width);
+    // The last vector is filled up with keys that count nothing.
     for (int i = count; i % LANES; i++) w.scores[i] = -INFINITY;
     Vec best = splat(-INFINITY), sum = {};
     for (int i = 0; i < count; i += LANES) best = max(best, load(w.scores + i));
@@ -68,24 +63,25 @@ static void attend(const vf_chosen &call, Work &w, int64_t b, int64_t h, int64_t
         sum += p;
     }
     float total = sum_lanes(sum);
-    call.lse[query] = (float)(0.6931471805599453 * (top + log2((double)total)));
+    call.logsumexp[query] = natural_logsumexp(top, total);
     combine_rows(w.sum, w.scores, row_at<T>(call.v, b, g, 0), call.v.stride[2], w.list, count, width);
     float factor = (call.weights ? call.weights[query] : 1.0f) / total;
     for (int64_t d = 0; d < width; d++) put(out + d, w.sum[d] * factor);
 }
 
 template <typename T>
-static int32_t run_forward(const vf_chosen &call) {
+static int32_t run_forward(const vf_selected &call) {
     int64_t tasks_a_head = (call.queries + QUERIES - 1) / QUERIES, heads = call.batch * call.heads;
+    size_t bytes = measure([&](Space &space) { make_work(call, space); });
+    char *works;
     Scratch scratch;
-    size_t bytes = work_bytes(call);
-    if (!scratch.reserve(bytes * call.threads)) return VF_NO_MEMORY;
+    if (!scratch.lay_out([&](Space &space) { works = space.take<char>((int64_t)bytes * call.threads); }))
+        return VF_NO_MEMORY;
     int32_t status = VF_OK;
 #pragma omp parallel num_threads(call.threads)
     {
-        Scratch piece;
-        piece.base = scratch.base + bytes * omp_get_thread_num();
-        Work work = make_work(call, piece);
+        Space space = {(uintptr_t)works + bytes * (size_t)omp_get_thread_num()};
+        Work work = make_work(call, space);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < heads * tasks_a_head; task++) {
             int64_t head = task / tasks_a_head, first = task % tasks_a_head * QUERIES;
@@ -93,22 +89,21 @@ static int32_t run_forward(const vf_chosen &call) {
                 attend<T>(call, work, head / call.heads, head % call.heads, t, &status);
         }
     }
-    scratch.release();
     return status;
 }
 
-int32_t chosen_keys_forward(const vf_chosen &call) {
+int32_t selected_keys_forward(const vf_selected &call) {
     return call.dtype == VF_BFLOAT16 ? run_forward<uint16_t>(call) : run_forward<float>(call);
 }
 
-// First pass of the backward, by query: dQ, dw, and for the second pass w * p and dS of every chosen key.
+// First pass of the backward, by query: dQ, dw, and for the second pass w * p and dS of every selected key.
 template <typename T>
-static void differentiate(const vf_chosen_grad &call, Work &w, int64_t b, int64_t h, int64_t t, float *a, float *ds,
+static void differentiate(const vf_selected_grad &call, Work &w, int64_t b, int64_t h, int64_t t, float *a, float *ds,
                           int32_t *status) {
-    const vf_chosen &f = call.forward;
+    const vf_selected &f = call.forward;
     int64_t g = h / (f.heads / f.kv_heads), width = f.head_width, query = (b * f.heads + h) * f.queries + t;
     float *dq = row_at<float>(call.grad_q, b, h, t);
-    int count = read_choice(w.list, f, b, h, t);
+    int count = read_selection(w.list, f, b, h, t);
     if (count < 0) fail(status);
     if (call.grad_weights) call.grad_weights[query] = 0;
     if (count <= 0) {
@@ -122,7 +117,7 @@ static void differentiate(const vf_chosen_grad &call, Work &w, int64_t b, int64_
     dot_rows(w.scores, w.q, k, f.k.stride[2], w.list, count, width);
     dot_rows(w.dp, w.dout, v, f.v.stride[2], w.list, count, width);
     for (int i = count; i % LANES; i++) w.scores[i] = -INFINITY, w.dp[i] = 0;
-    Base2 base = to_base2(f.lse[query]);
+    Base2 base = to_base2(f.logsumexp[query]);
     Vec sum = {};
     for (int i = 0; i < count; i += LANES) {
         Vec p = exp2(load(w.scores + i) - base.lse) * base.mend;
@@ -130,7 +125,7 @@ static void differentiate(const vf_chosen_grad &call, Work &w, int64_t b, int64_
         sum += p * load(w.dp + i);
     }
     // dw = sum p dO.v = dO . O: all of a query's keys are at hand, so its output need not be kept.
-    float dweight = sum_lanes(sum), delta = weight * dweight - (call.grad_lse ? call.grad_lse[query] : 0.0f);
+    float dweight = sum_lanes(sum), delta = weight * dweight - (call.grad_logsumexp ? call.grad_logsumexp[query] : 0.0f);
     if (call.grad_weights) call.grad_weights[query] = dweight;
     for (int i = 0; i < count; i += LANES) {
         Vec p = load(w.scores + i);
@@ -139,16 +134,17 @@ static void differentiate(const vf_chosen_grad &call, Work &w, int64_t b, int64_
     }
     combine_rows(w.sum, w.dp, k, f.k.stride[2], w.list, count, width);
     read_row(dq, (const float *)w.sum, width, f.scale[h]);
+    // For the second pass, which goes by keys: it would otherwise need every score again.
     memcpy(a, w.scores, (size_t)count * sizeof(float));
     memcpy(ds, w.dp, (size_t)count * sizeof(float));
 }
 
-// How many entries of a choice are below `key`; -1, which ends a choice, counts as the greatest.
-static int count_below(const int32_t *chosen, int64_t capacity, uint32_t key) {
+// How many entries of a selection are below `key`; -1, which ends a selection, counts as the greatest.
+static int count_below(const int32_t *selected, int64_t capacity, uint32_t key) {
     int64_t low = 0, high = capacity;
     while (low < high) {
         int64_t middle = (low + high) / 2;
-        if ((uint32_t)chosen[middle] < key)
+        if ((uint32_t)selected[middle] < key)
             low = middle + 1;
         else
             high = middle;
@@ -158,9 +154,9 @@ static int count_below(const int32_t *chosen, int64_t capacity, uint32_t key) {
 
 // Second pass, by keys: a task owns OWNED keys of a kv head and goes through all queries, so every sum has one order.
 template <typename T>
-static void own_keys(const vf_chosen_grad &call, Work &w, float *dk, int64_t b, int64_t g, int64_t first, const float *a,
+static void own_keys(const vf_selected_grad &call, Work &w, float *dk, int64_t b, int64_t g, int64_t first, const float *a,
                      const float *ds) {
-    const vf_chosen &f = call.forward;
+    const vf_selected &f = call.forward;
     int64_t width = f.head_width, group = f.heads / f.kv_heads, count = least(OWNED, f.keys - first), row = f.capacity + 1;
     float *dv = dk + OWNED * width;
     memset(dk, 0, (size_t)(2 * OWNED * width) * sizeof(float));
@@ -169,16 +165,16 @@ static void own_keys(const vf_chosen_grad &call, Work &w, float *dk, int64_t b, 
         if (position < first || start >= first + count || start > position) continue;
         for (int64_t i = 0; i < group; i++) {
             int64_t h = g * group + i, at = (i * f.queries + t) * row;
-            const int32_t *chosen = choice_of(f, b, h, t);
-            int from = count_below(chosen, f.capacity, (uint32_t)first);
-            int to = count_below(chosen + from, f.capacity - from, (uint32_t)(first + count)) + from;
-            // The query's own key comes last, if it is not the last of the choice already.
-            bool self = f.include_self && position < first + count && !(to > 0 && chosen[to - 1] == position);
+            const int32_t *selected = selection_of(f, b, h, t);
+            int from = count_below(selected, f.capacity, (uint32_t)first);
+            int to = count_below(selected + from, f.capacity - from, (uint32_t)(first + count)) + from;
+            // The query's own key comes last, if it is not the last of the selection already.
+            bool self = f.include_self && position < first + count && !(to > 0 && selected[to - 1] == position);
             if (from >= to && !self) continue;
             read_row(w.q, row_at<T>(f.q, b, h, t), width, f.scale[h]);
             read_row(w.dout, row_at<T>(call.grad_out, b, h, t), width, 1.0f);
-            scatter_row(dk, w.q, chosen + from, first, ds + at + from, to - from, width);
-            scatter_row(dv, w.dout, chosen + from, first, a + at + from, to - from, width);
+            scatter_row(dk, w.q, selected + from, first, ds + at + from, to - from, width);
+            scatter_row(dv, w.dout, selected + from, first, a + at + from, to - from, width);
             if (!self) continue;
             scatter_row(dk, w.q, &position, first, ds + at + to, 1, width);
             scatter_row(dv, w.dout, &position, first, a + at + to, 1, width);
@@ -191,24 +187,27 @@ static void own_keys(const vf_chosen_grad &call, Work &w, float *dk, int64_t b, 
 }
 
 template <typename T>
-static int32_t run_backward(const vf_chosen_grad &call) {
-    const vf_chosen &f = call.forward;
+static int32_t run_backward(const vf_selected_grad &call) {
+    const vf_selected &f = call.forward;
     int64_t group = f.heads / f.kv_heads, pairs = f.batch * f.kv_heads, width = f.head_width;
     int64_t query_tasks = (f.queries + QUERIES - 1) / QUERIES, key_tasks = (f.keys + OWNED - 1) / OWNED;
     int64_t entries = group * f.queries * (f.capacity + 1);
-    int64_t wave = WAVE_BYTES / (entries * 2 * (int64_t)sizeof(float) + 1);
-    wave = wave < 1 ? 1 : wave > pairs ? pairs : wave;
-    size_t own_bytes = Scratch::padded<float>(2 * OWNED * width), bytes = work_bytes(f) + own_bytes;
+    int64_t wave = wave_of(pairs, entries * 2 * (int64_t)sizeof(float) + 1, LIST_BYTES);
+    size_t bytes = measure([&](Space &space) { space.take<float>(2 * OWNED * width), make_work(f, space); });
+    float *a, *ds;
+    char *works;
     Scratch scratch;
-    if (!scratch.reserve(2 * Scratch::padded<float>(wave * entries) + bytes * f.threads)) return VF_NO_MEMORY;
-    float *a = scratch.take<float>(wave * entries), *ds = scratch.take<float>(wave * entries);
+    if (!scratch.lay_out([&](Space &space) {
+            a = space.take<float>(wave * entries), ds = space.take<float>(wave * entries);
+            works = space.take<char>((int64_t)bytes * f.threads);
+        }))
+        return VF_NO_MEMORY;
     int32_t status = VF_OK;
 #pragma omp parallel num_threads(f.threads)
     {
-        Scratch piece;
-        piece.base = scratch.base + scratch.used + bytes * omp_get_thread_num();
-        float *dk = piece.take<float>(2 * OWNED * width);
-        Work work = make_work(f, piece);
+        Space space = {(uintptr_t)works + bytes * (size_t)omp_get_thread_num()};
+        float *dk = space.take<float>(2 * OWNED * width);
+        Work work = make_work(f, space);
         for (int64_t base = 0; base < pairs; base += wave) {
             int64_t here = least(wave, pairs - base);
 #pragma omp for schedule(dynamic)
@@ -230,11 +229,10 @@ static int32_t run_backward(const vf_chosen_grad &call) {
             }
         }
     }
-    scratch.release();
     return status;
 }
 
-int32_t chosen_keys_backward(const vf_chosen_grad &call) {
+int32_t selected_keys_backward(const vf_selected_grad &call) {
     return call.forward.dtype == VF_BFLOAT16 ? run_backward<uint16_t>(call) : run_backward<float>(call);
 }
 

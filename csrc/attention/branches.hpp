@@ -3,25 +3,21 @@
 
 #include <math.h>
 
-#include "simd/panels.hpp"
-#include "varifocal.h"
+#include "attention/tile.hpp"
 
 namespace VF_TARGET {
 
-// Queries in a block: a multiple of every MR, so 8 register tiles on AVX-512. 96 rows of scores and of Q, O or dO
-// (D = 128) take 48 KB each: the working set of a block pair fits the 1-2 MB of L2 with the keys beside it.
-constexpr int BLOCK = 96;
-constexpr int TILES = BLOCK / MR;
-
-// The support of one branch for one query. Keys [from, position] and [start, prefix_end) may have a weight above 0;
-// keys [solid, position] and [start, prefix_end) have weight 1.
+// The keys one branch gives each query of a block. Keys [from, position] and [start, prefix_end) may have a weight above
+// 0; keys [solid, position] and [start, prefix_end) have weight 1. A query's window begins at `hard`, its soft edge lies
+// before that.
 struct Support {
     int32_t from[BLOCK], solid[BLOCK], hard[BLOCK], prefix_end[BLOCK];
     float width[BLOCK];
     float edge;
     int32_t limit;
     bool soft;
-    // The same for each tile of MR queries: what every, or any, of its queries reads.
+    // The same for each tile of MR queries: what every, or any, of its queries reads. Most tiles are read whole or not at
+    // all, and these few numbers say so without a look at single queries.
     struct {
         int32_t least_from, most_solid, least_prefix_end, most_prefix_end;
     } tile[TILES];
@@ -40,10 +36,8 @@ struct Rows {
     Support branch[VF_MAX_BRANCHES];
 };
 
+// What a tile of queries reads of some keys: nothing, some or with weights between 0 and 1, or all with weight 1.
 enum Cover { NONE, MIXED, FULL };
-
-VF_INLINE int32_t least(int64_t a, int64_t b) { return (int32_t)(a < b ? a : b); }
-VF_INLINE int32_t most(int64_t a, int64_t b) { return (int32_t)(a > b ? a : b); }
 
 // floor(x) as an int32, any x (NaN included).
 VF_INLINE int32_t floor_int(double x) {
@@ -53,13 +47,15 @@ VF_INLINE int32_t floor_int(double x) {
     return whole - (whole > x);
 }
 
-static void read_support(Support &s, const vf_branch &branch, const Rows &rows, const float *width) {
+// Windows and prefixes belong to the head: one with a small window reads no further, whatever its neighbours read.
+static void read_support(Support &s, const vf_branch &branch, int64_t h, const Rows &rows, const float *width) {
+    const int64_t window = branch.window[h], prefix = branch.prefix[h];
     s.edge = branch.edge;
     s.limit = branch.limit;
     s.soft = width != nullptr;
     for (int row = 0; row < rows.count; row++) {
         int64_t position = rows.position[row], start = rows.start[row];
-        int64_t hard = position - branch.window + 1, from = hard, solid = hard;
+        int64_t hard = position - window + 1, from = hard, solid = hard;
         if (s.soft) {
             // One key of slack on either side: the exact weight decides there.
             double z = s.width[row] = width[row];
@@ -73,7 +69,7 @@ static void read_support(Support &s, const vf_branch &branch, const Rows &rows, 
         s.from[row] = most(from, start);
         s.solid[row] = most(solid, start);
         // Without a prefix nothing before `start` may look as if it were part of one.
-        s.prefix_end[row] = branch.prefix ? least(start + branch.prefix, position + 1) : INT32_MIN;
+        s.prefix_end[row] = prefix ? least(start + prefix, position + 1) : INT32_MIN;
     }
     s.least_from = INT32_MAX, s.most_prefix_end = INT32_MIN;
     for (int tile = 0; tile < rows.tile_count; tile++) {
@@ -120,7 +116,7 @@ static void read_rows(Rows &rows, const vf_mixture &call, int64_t b, int64_t h, 
     }
     for (int m = 0; m < call.branch_count; m++) {
         const float *width = call.branch[m].width;
-        read_support(rows.branch[m], call.branch[m], rows,
+        read_support(rows.branch[m], call.branch[m], h, rows,
                      width ? width + (b * call.heads + h) * call.queries + first : nullptr);
     }
 }
@@ -175,20 +171,21 @@ VF_INLINE Vec weigh_step(const Rows &rows, int outer, int inner, int row, Ints k
 }
 
 // Chains. If every weight of branch a is at most that of branch b, one pass serves both: the keys of a first, then
-// what b adds. `chain` lists branches so that neighbours joined by `inside[m]` (the branch just before, or -1 at the
-// head of a chain) nest.
+// what b adds. Branches are listed so that each contains the one it is `inside` of (the one just before, or -1 at the
+// head of a chain). A window inside causal attention thus costs what causal attention costs.
 struct Chains {
     int32_t count;
     int32_t branch[VF_MAX_BRANCHES], inside[VF_MAX_BRANCHES];
 };
 
-VF_INLINE bool nests(const vf_branch &inner, const vf_branch &outer) {
-    if (inner.window > outer.window || inner.prefix > outer.prefix) return false;
+VF_INLINE bool nests(const vf_branch &inner, const vf_branch &outer, int64_t h) {
+    if (inner.window[h] > outer.window[h] || inner.prefix[h] > outer.prefix[h]) return false;
     // A soft edge nests when the outer hard window reaches past its limit.
-    return !inner.width || inner.limit <= outer.window;
+    return !inner.width || inner.limit <= outer.window[h];
 }
 
-[[maybe_unused]] static Chains make_chains(const vf_mixture &call, const bool *open) {
+// The chains of head h: branches that nest in one head need not nest in another.
+[[maybe_unused]] static Chains make_chains(const vf_mixture &call, int64_t h, const bool *open) {
     Chains chains = {};
     bool used[VF_MAX_BRANCHES] = {};
     for (;;) {
@@ -197,8 +194,8 @@ VF_INLINE bool nests(const vf_branch &inner, const vf_branch &outer) {
             // The next link is the smallest branch left that contains the last one.
             int32_t best = -1;
             for (int32_t m = 0; m < call.branch_count; m++) {
-                if (used[m] || !open[m] || (last >= 0 && !nests(call.branch[last], call.branch[m]))) continue;
-                if (best < 0 || nests(call.branch[m], call.branch[best])) best = m;
+                if (used[m] || !open[m] || (last >= 0 && !nests(call.branch[last], call.branch[m], h))) continue;
+                if (best < 0 || nests(call.branch[m], call.branch[best], h)) best = m;
             }
             if (best < 0) break;
             used[best] = true;
@@ -209,9 +206,6 @@ VF_INLINE bool nests(const vf_branch &inner, const vf_branch &outer) {
         if (last < 0) return chains;
     }
 }
-
-// log(2^top * sum), rounded once.
-VF_INLINE float natural_lse(float top, float sum) { return (float)(0.6931471805599453 * (top + log2((double)sum))); }
 
 VF_INLINE void put_norm(const vf_mixture &call, int64_t query, int m, float top, float factor) {
     float *norm = call.norm + (query * call.branch_count + m) * 2;

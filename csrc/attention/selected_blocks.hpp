@@ -1,4 +1,4 @@
-// What forward and backward over chosen blocks share: tiles of the queries that read a block, and their order.
+// What forward and backward over selected blocks share: tiles of the queries that read a block, and their order.
 //
 // A task owns one block of keys of one kv head. It takes the block's readers 96 at a time, and adds to their rows of
 // the output or of dQ in turn with the tasks of other blocks (turns.hpp), so every sum has one order.
@@ -22,7 +22,7 @@ struct Readers {
     bool own[BLOCK];       // it is the query's own block
 };
 
-VF_INLINE void read_readers(Readers &r, const BlockIndex &x, const vf_chosen &call, int64_t b, int64_t g, int32_t key,
+VF_INLINE void read_readers(Readers &r, const BlockIndex &x, const vf_selected &call, int64_t b, int64_t g, int32_t key,
                             int64_t from, int64_t end) {
     r.count = least(BLOCK, end - from);
     r.tiles = (r.count + MR - 1) / MR;
@@ -66,7 +66,7 @@ VF_INLINE void mix_rows(float *to, const float *scores, const float *rows, int t
 // Hands out tasks (block, kv head) in the order turns need: block by block, a few kv heads beside each other, so that
 // neighbours in a line start apart and rarely wait; few, so that the rows of their queries stay in cache.
 template <typename Own>
-VF_INLINE void take_tasks(const BlockIndex &x, const vf_chosen &call, int64_t *next, int64_t *passed, Own own) {
+VF_INLINE void take_tasks(const BlockIndex &x, const vf_selected &call, int64_t *next, int64_t *passed, Own own) {
     int64_t pairs = call.batch * call.kv_heads, last_step = call.queries / STEP, wide = least(pairs, 2 * call.threads);
     for (;;) {
         int64_t task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);

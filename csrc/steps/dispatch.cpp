@@ -1,5 +1,4 @@
 // Checks the arguments of the steps between matrix products, calls their kernels.
-#define VF_TARGET vf_none
 #include <math.h>
 #include <string.h>
 
@@ -55,7 +54,7 @@ int32_t vf_norm_forward(int32_t target, const vf_norm *call) {
     if (!kernels) return VF_BAD_TARGET;
     if (!call) return VF_BAD_POINTER;
     if (int32_t status = check(*call)) return status;
-    if (call->tokens * call->heads && (!call->x || !call->out || !call->inverse)) return VF_BAD_POINTER;
+    if (call->tokens * call->heads > 0 && (!call->x || !call->out || !call->inverse)) return VF_BAD_POINTER;
     return kernels->norm_forward(*call);
 }
 
@@ -66,8 +65,8 @@ int32_t vf_norm_backward(int32_t target, const vf_norm_grad *call) {
     const vf_norm &c = call->forward;
     if (int32_t status = check(c)) return status;
     if (call->parts < 1) return VF_BAD_SIZE;
-    if (c.tokens * c.heads && !c.x && (!c.out || !c.inverse)) return VF_BAD_POINTER;
-    if (!call->grad_weight || (c.tokens * c.heads && (!call->grad_out || !call->grad_x))) return VF_BAD_POINTER;
+    if (c.tokens * c.heads > 0 && !c.x && (!c.out || !c.inverse)) return VF_BAD_POINTER;
+    if (!call->grad_weight || (c.tokens * c.heads > 0 && (!call->grad_out || !call->grad_x))) return VF_BAD_POINTER;
     return kernels->norm_backward(*call);
 }
 

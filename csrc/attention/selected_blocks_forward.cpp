@@ -1,8 +1,11 @@
-// Attention over the blocks of keys that each query chose and its own block.
+// Attention over the blocks of keys that each query selected and its own block.
+//
+// A block of keys is multiplied with all its readers, 96 at a time; each of these products is a softmax of its own, and
+// is joined to what the reader has so far by their two maxima.
 #include <math.h>
 #include <omp.h>
 
-#include "attention/chosen_blocks.hpp"
+#include "attention/selected_blocks.hpp"
 #include "kernels.hpp"
 
 namespace VF_TARGET {
@@ -51,10 +54,11 @@ static void exponentiate(Work &w, int64_t padded_keys) {
 
 // Joins a tile's part to its queries' running softmax.
 template <typename T>
-static void merge(const vf_chosen &call, State &state, Work &w, int64_t b) {
+static void merge(const vf_selected &call, State &state, Work &w, int64_t b) {
     int64_t width = call.head_width;
     for (int row = 0; row < w.readers.count; row++) {
         int64_t h = w.readers.head[row], t = w.readers.query[row], query = (b * call.heads + h) * call.queries + t;
+        // First, nothing may be read of o: it is the caller's memory and may hold NaN.
         float before = state.top[query], top = before > w.top[row] ? before : w.top[row];
         bool first = before == -INFINITY;
         float old = first ? 0.0f : exp2(splat(before - top))[0], now = exp2(splat(w.top[row] - top))[0];
@@ -71,8 +75,9 @@ static void merge(const vf_chosen &call, State &state, Work &w, int64_t b) {
             return first ? x : x + old * o[d];
         };
         int64_t d = 0;
+        // Blocks come in order, so the query's own is its last: what it has is complete, and leaves in one go.
         if (w.readers.own[row]) {
-            call.lse[query] = (float)(0.6931471805599453 * (top + log2((double)sum)));
+            call.logsumexp[query] = natural_logsumexp(top, sum);
             float factor = (call.weights ? call.weights[query] : 1.0f) / sum;
             T *out = row_at<T>(call.out, b, h, t);
             for (; d + LANES <= width; d += LANES) store(out + d, factor * joined(d));
@@ -85,7 +90,7 @@ static void merge(const vf_chosen &call, State &state, Work &w, int64_t b) {
 }
 
 template <typename T>
-static void own_block_of_keys(const BlockIndex &x, const vf_chosen &call, State &state, Work &w, int64_t b, int64_t g,
+static void own_block_of_keys(const BlockIndex &x, const vf_selected &call, State &state, Work &w, int64_t b, int64_t g,
                               int64_t number, const Turn &turn) {
     const int64_t *begin = x.begin + (b * call.kv_heads + g) * (x.most_blocks + 1) + number;
     int64_t width = call.head_width, padded_keys = round_up(call.block, NR);
@@ -112,56 +117,61 @@ static void own_block_of_keys(const BlockIndex &x, const vf_chosen &call, State 
 }
 
 template <typename T>
-static int32_t run(const vf_chosen &call) {
+static int32_t run(const vf_selected &call) {
     BlockIndex index;
     if (int32_t status = make_block_index(index, call)) return status;
     int64_t width = call.head_width, padded = round_up(width, NR), padded_keys = round_up(call.block, NR);
     int64_t rows = call.batch * call.heads * call.queries, tasks = call.batch * call.kv_heads * index.most_blocks;
+    // Sums must be float32: a bfloat16 output cannot hold them on the way.
     bool direct = sizeof(T) == sizeof(float);
-    size_t floats = (size_t)(padded_keys * (width + padded) + BLOCK * (2 * padded + padded_keys));
-    size_t work_bytes = Scratch::padded<Work>(1) + Scratch::padded<float>(floats);
-    Scratch scratch;
-    if (!scratch.reserve(2 * Scratch::padded<float>(rows) + Scratch::padded<int64_t>(tasks) +
-                         (direct ? 0 : Scratch::padded<float>(rows * width)) + work_bytes * call.threads))
-        return index.release(), VF_NO_MEMORY;
+    auto lay_out_work = [&](Work &w, Space &space) {
+        w.k_transposed = space.take<float>(padded_keys * width), w.v = space.take<float>(padded_keys * padded);
+        w.q = space.take<float>(BLOCK * padded), w.part = space.take<float>(BLOCK * padded);
+        w.scores = space.take<float>(BLOCK * padded_keys);
+    };
+    size_t work_bytes = measure([&](Space &space) {
+        Work w;
+        lay_out_work(w, space);
+    });
     State state;
-    state.top = scratch.take<float>(rows), state.sum = scratch.take<float>(rows);
-    state.passed = scratch.take<int64_t>(tasks), state.next = 0;
-    state.o = call.out;
-    if (!direct)
-        state.o = {scratch.take<float>(rows * width), {call.heads * call.queries * width, call.queries * width, width}};
+    char *pieces;
+    Scratch scratch;
+    if (!scratch.lay_out([&](Space &space) {
+            state.top = space.take<float>(rows), state.sum = space.take<float>(rows);
+            state.passed = space.take<int64_t>(tasks);
+            state.o = call.out;
+            if (!direct)
+                state.o = {space.take<float>(rows * width),
+                           {call.heads * call.queries * width, call.queries * width, width}};
+            pieces = space.take<char>((int64_t)work_bytes * call.threads);
+        }))
+        return VF_NO_MEMORY;
+    state.next = 0;
     memset(state.passed, 0, (size_t)tasks * sizeof(int64_t));
-    char *pieces = scratch.take<char>(work_bytes * call.threads);
     // Rows past a tile's readers are multiplied too, and ignored; they must not be denormal.
     memset(pieces, 0, work_bytes * call.threads);
 
 #pragma omp parallel num_threads(call.threads)
     {
-        char *piece = pieces + work_bytes * omp_get_thread_num();
-        Work &w = *(Work *)piece;
-        w.k_transposed = (float *)(piece + Scratch::padded<Work>(1));
-        w.v = w.k_transposed + padded_keys * width;
-        w.q = w.v + padded_keys * padded;
-        w.part = w.q + BLOCK * padded;
-        w.scores = w.part + BLOCK * padded;
+        Work w;
+        Space space = {(uintptr_t)pieces + work_bytes * (size_t)omp_get_thread_num()};
+        lay_out_work(w, space);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++) {
             int64_t b = i / call.queries / call.heads, h = i / call.queries % call.heads, t = i % call.queries;
             state.top[i] = -INFINITY;
             if (call.start[b * call.queries + t] <= call.position[b * call.queries + t]) continue;
-            call.lse[i] = -INFINITY;
+            call.logsumexp[i] = -INFINITY;
             memset(row_at<T>(call.out, b, h, t), 0, (size_t)width * sizeof(T));
         }
         take_tasks(index, call, &state.next, state.passed, [&](int64_t b, int64_t g, int64_t number, const Turn &turn) {
             own_block_of_keys<T>(index, call, state, w, b, g, number, turn);
         });
     }
-    scratch.release();
-    index.release();
     return VF_OK;
 }
 
-int32_t chosen_blocks_forward(const vf_chosen &call) {
+int32_t selected_blocks_forward(const vf_selected &call) {
     return call.dtype == VF_BFLOAT16 ? run<uint16_t>(call) : run<float>(call);
 }
 

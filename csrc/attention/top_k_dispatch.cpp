@@ -1,7 +1,5 @@
 // Checks the arguments of the top-k kernels and calls those of a target.
-#define VF_TARGET vf_none
 #include "kernels.hpp"
-#undef VF_TARGET
 
 namespace {
 
@@ -30,18 +28,18 @@ int32_t check(const vf_select &c) {
         return status;
     if (!is_size(c.capacity) || c.block < 0) return VF_BAD_SIZE;
     if (c.batch * c.queries == 0) return VF_OK;
-    if (!c.q.data || !c.position || !c.start || !c.budget || (c.capacity && !c.chosen)) return VF_BAD_POINTER;
+    if (!c.q.data || !c.position || !c.start || !c.budget || (c.capacity && !c.selected)) return VF_BAD_POINTER;
     if (c.keys && !c.k.data && !(c.block && c.pooled.data)) return VF_BAD_POINTER;
     return check_positions(c.position, c.start, c.batch * c.queries, c.keys);
 }
 
-int32_t check(const vf_chosen &c) {
+int32_t check(const vf_selected &c) {
     if (int32_t status = check_shape(c.batch, c.heads, c.kv_heads, c.queries, c.keys, c.head_width, c.dtype, c.threads))
         return status;
     if (!is_size(c.capacity) || c.block < 0 || c.index_heads < 1 || c.heads % c.index_heads) return VF_BAD_SIZE;
     if (c.batch * c.queries == 0) return VF_OK;
-    if (!c.q.data || !c.scale || !c.position || !c.start || !c.lse) return VF_BAD_POINTER;
-    if ((c.capacity && !c.chosen) || (c.keys && (!c.k.data || !c.v.data))) return VF_BAD_POINTER;
+    if (!c.q.data || !c.scale || !c.position || !c.start || !c.logsumexp) return VF_BAD_POINTER;
+    if ((c.capacity && !c.selected) || (c.keys && (!c.k.data || !c.v.data))) return VF_BAD_POINTER;
     return check_positions(c.position, c.start, c.batch * c.queries, c.keys);
 }
 
@@ -52,7 +50,7 @@ int32_t worthwhile(int32_t threads, double products) {
     return most < threads ? (int32_t)most : threads;
 }
 
-double products(const vf_chosen &c) {
+double products(const vf_selected &c) {
     return (double)(c.batch * c.heads * c.queries) * (double)((c.capacity + 1) * (c.block ? c.block : 1) * c.head_width);
 }
 
@@ -90,30 +88,30 @@ int32_t vf_pool_keys(int32_t target, const vf_pool *call) {
     return kernels->pool_keys(c);
 }
 
-int32_t vf_attend_chosen(int32_t target, const vf_chosen *call) {
+int32_t vf_attend_selected(int32_t target, const vf_selected *call) {
     const vf_kernels *kernels = vf_find_kernels(target);
     if (!kernels) return VF_BAD_TARGET;
     if (!call) return VF_BAD_POINTER;
     if (int32_t status = check(*call)) return status;
     if (call->batch * call->queries == 0) return VF_OK;
     if (!call->out.data) return VF_BAD_POINTER;
-    vf_chosen c = *call;
+    vf_selected c = *call;
     c.threads = worthwhile(c.threads, products(c));
-    return c.block ? kernels->chosen_blocks_forward(c) : kernels->chosen_keys_forward(c);
+    return c.block ? kernels->selected_blocks_forward(c) : kernels->selected_keys_forward(c);
 }
 
-int32_t vf_attend_chosen_backward(int32_t target, const vf_chosen_grad *call) {
+int32_t vf_attend_selected_backward(int32_t target, const vf_selected_grad *call) {
     const vf_kernels *kernels = vf_find_kernels(target);
     if (!kernels) return VF_BAD_TARGET;
     if (!call) return VF_BAD_POINTER;
-    const vf_chosen &c = call->forward;
+    const vf_selected &c = call->forward;
     if (int32_t status = check(c)) return status;
     if (c.batch * c.keys > 0 && (!call->grad_k.data || !call->grad_v.data)) return VF_BAD_POINTER;
-    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data || (c.block && !call->pull)))
+    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data || (c.block && !call->delta)))
         return VF_BAD_POINTER;
-    vf_chosen_grad limited = *call;
+    vf_selected_grad limited = *call;
     limited.forward.threads = worthwhile(c.threads, products(c));
-    return c.block ? kernels->chosen_blocks_backward(limited) : kernels->chosen_keys_backward(limited);
+    return c.block ? kernels->selected_blocks_backward(limited) : kernels->selected_keys_backward(limited);
 }
 
 }  // extern "C"
