@@ -129,7 +129,7 @@ def run_attend(inputs: Inputs, *, law: Equation, backend: str) -> Tensor:
 
 
 def run_sdpa_causal(inputs: Inputs) -> Tensor:
-    """torch's fused attention; a few queries at the end of a cache see all of it but what lies behind them."""
+    """torch's fused attention; a few queries at the end of a cache see all of it but what comes after them."""
     whole = inputs.workload.queries is None
     mask = None if whole or inputs.workload.queries == 1 else causal_mask(inputs.workload)
     return F.scaled_dot_product_attention(
