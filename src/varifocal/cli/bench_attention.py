@@ -8,8 +8,9 @@ import typer
 from rich.console import Console
 
 from varifocal.bench.attention.contenders import BASELINE
-from varifocal.bench.attention.run import Plan, Step, bench_attention, find_dtype, find_passes
+from varifocal.bench.attention.run import Plan, bench_attention, find_passes
 from varifocal.bench.attention.workload import Workload
+from varifocal.bench.step import Step
 from varifocal.cli.options import (
     JsonFile,
     Memory,
@@ -22,7 +23,7 @@ from varifocal.cli.options import (
     use_threads,
 )
 from varifocal.cli.tables import print_table, progress_bar
-from varifocal.device import find_device
+from varifocal.device import find_device, find_dtype
 from varifocal.report.attention_bench import memory_table, speedup_table
 from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.files import require_folder

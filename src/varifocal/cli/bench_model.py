@@ -15,7 +15,7 @@ from varifocal.report.model_bench import model_table
 from varifocal.results.files import require_folder
 
 if TYPE_CHECKING:
-    from varifocal.bench.model.run import Step
+    from varifocal.bench.step import Step
     from varifocal.results.model_bench import ModelBench
 
 Contenders = Annotated[

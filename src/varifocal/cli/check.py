@@ -6,7 +6,6 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Annotated
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -16,11 +15,10 @@ from rich.table import Table
 from varifocal.cli.tables import counting_bar
 from varifocal.conformance import ROWS, VARIANTS, Conformance, variants_of
 from varifocal.conformance import check as check_conformance
-from varifocal.device import find_device
+from varifocal.device import find_device, find_dtype
 from varifocal.results.conformance import ConformanceRecord, FindingRecord, write_conformance
 from varifocal.results.files import require_folder
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MARKS = {"kept": "[green]✓[/green]", "broken": "[bold red]✗[/bold red]", "not offered": "[dim]·[/dim]"}
 Mechanisms = Annotated[
     list[str] | None,
@@ -56,9 +54,7 @@ def check(
     varifocal check -m head_gated --backend native --dtype float32
     varifocal check --device cuda
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    place = find_device(device).place
+    kind, place = find_dtype(dtype), find_device(device).place
     require_folder(json_file)
     mechanisms = mechanism or dict.fromkeys(one.mechanism for one in VARIANTS.values())
     names = [name for wanted in mechanisms for name in variants_of(wanted)]
@@ -68,7 +64,7 @@ def check(
         for name in names:
             bar.update(task, description=name)
             found = check_conformance(
-                name, rows=row, backend=backend, dtype=DTYPES[dtype], device=place, heads=heads, kv_heads=kv_heads,
+                name, rows=row, backend=backend, dtype=kind, device=place, heads=heads, kv_heads=kv_heads,
                 head_width=head_width, seed=seed,
             )  # fmt: skip
             results.append(found)

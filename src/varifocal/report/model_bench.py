@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from varifocal.report.table import Table
-from varifocal.results.model_bench import ModelBench
+from varifocal.results.model_bench import ModelBench, ModelRow
 
 
 def model_table(bench: ModelBench, kind: str) -> Table:
@@ -22,7 +22,13 @@ def model_table(bench: ModelBench, kind: str) -> Table:
             row = found.get((name, length))
             cells.append(f"{row.tokens_per_second:.3g} ({row.speedup:.2f}x)" if row else "")
             if with_memory:
-                measured = row is not None and row.peak_bytes is not None and row.memory_ratio is not None
-                cells.append(f"{row.peak_bytes / 1e9:.2f} GB ({row.memory_ratio:.2f}x)" if measured else "")  # type: ignore[union-attr, operator]
+                cells.append(memory_text(row))
         body.append(cells)
     return [header, *body]
+
+
+def memory_text(row: ModelRow | None) -> str:
+    """1.50 GB (0.75x)."""
+    if row is None or row.peak_bytes is None or row.memory_ratio is None:
+        return ""
+    return f"{row.peak_bytes / 1e9:.2f} GB ({row.memory_ratio:.2f}x)"

@@ -11,6 +11,7 @@ import torch
 from varifocal.bench.attention.contenders import BASELINE, Contender, contenders
 from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload, make_inputs
+from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
 from varifocal.environment import environment
@@ -19,7 +20,6 @@ from varifocal.results.attention_bench import AttentionBench, AttentionRow, Work
 
 Pass = Literal["forward", "training", "decode"]
 PASSES: tuple[Pass, ...] = ("forward", "training", "decode")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +51,6 @@ class Plan:
         """How many steps a progress bar counts at most."""
         kinds = [(kind, length) for kind in self.passes for length in self.lengths]
         return contenders * (1 + sum(1 + self.probes(kind, length) for kind, length in kinds))
-
-
-@dataclass(frozen=True)
-class Step:
-    """Where the benchmark stands, for a progress bar."""
-
-    done: int
-    total: int
-    doing: str
 
 
 def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step], None] | None = None) -> AttentionBench:
@@ -104,13 +95,6 @@ def sizes_of(workload: Workload) -> WorkloadSizes:
     """The sizes of the calls, as the result holds them: without the length, which each row has."""
     sizes = {name: value for name, value in asdict(workload).items() if name not in ("length", "queries")}
     return WorkloadSizes.from_json(sizes | {"dtype": str(workload.dtype), "device": str(workload.device)})
-
-
-def find_dtype(name: str) -> torch.dtype:
-    """The type of a name; ValueError for an unknown one."""
-    if name not in DTYPES:
-        raise ValueError(f"unknown dtype {name!r}; known are {', '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 def find_passes(text: str) -> tuple[Pass, ...]:

@@ -18,6 +18,7 @@ from varifocal.bench.model.contenders import (
     build,
     share_weights,
 )
+from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
 from varifocal.environment import environment
@@ -58,15 +59,6 @@ class Plan:
         ]
         too_large = 4 * self.batch * length * vocabulary > LARGEST_LOGITS
         return [name for name in asked if name != BASELINE or not too_large]
-
-
-@dataclass(frozen=True)
-class Step:
-    """Where the benchmark stands, for a progress bar."""
-
-    done: int
-    total: int
-    doing: str
 
 
 def with_memory(bench: ModelBench, plan: Plan, *, on_step: Callable[[str], None] | None = None) -> ModelBench:

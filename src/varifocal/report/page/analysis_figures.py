@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from varifocal.report.analysis import capital, difference_words, is_sure, quantity_name, span
 from varifocal.report.page.drawing import (
@@ -17,7 +18,7 @@ from varifocal.report.page.drawing import (
     line_style,
 )
 from varifocal.report.page.figure import Cell, Figure
-from varifocal.results.analysis import Analysis, DistanceShares, Grid, KindRow, WidthShares
+from varifocal.results.analysis import Analysis, DistanceShares, Grid, KindRow, Shares, WidthShares
 
 AXES = {"gate": "gate", "width": "width, keys", "distance": "distance, tokens", "window_mass": "share in the window"}
 
@@ -181,18 +182,13 @@ def position_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
 
 def width_figure(name: str, analysis: Analysis, found: WidthShares) -> Figure:
     """The distribution of widths by layer."""
-    edges = found.edges
-    middles = [(low + high) / 2 for low, high in pairwise(edges)]
-    rows: list[list[Cell]] = []
-    told = []
+    bins, edges = list(pairwise(found.edges)), found.edges
+    middles = [(low + high) / 2 for low, high in bins]
+    layers = shares_by_layer(found.shares)
+    means = {layer: sum(m * v for m, v in zip(middles, values, strict=True)) for layer, values in layers.items()}
+    told = "; ".join(f"layer {layer} mean {mean:.1f}" for layer, mean in means.items())
     with canvas(5.0, 3.4) as (figure, axes):
-        for layer, heads in enumerate(found.shares):
-            values = over_heads(heads)
-            if values is None:
-                continue
-            axes.plot(middles, values, label=f"layer {layer}", **line_style(layer))
-            rows += [[layer, low, high, value] for (low, high), value in zip(pairwise(edges), values, strict=True)]
-            told.append(f"layer {layer} mean {sum(m * v for m, v in zip(middles, values, strict=True)):.1f}")
+        plot_layers(axes, middles, layers)
         axes.set_xlabel("width of the window, keys")
         axes.set_ylabel("share of tokens")
         legend(figure, axes, columns=4)
@@ -201,27 +197,24 @@ def width_figure(name: str, analysis: Analysis, found: WidthShares) -> Figure:
         name=f"{name}_widths",
         title=f"Distribution of window widths, {name}, by layer",
         svg=svg,
-        words=f"Widths between {edges[0]:.1f} and {edges[-1]:.1f} keys: {'; '.join(told)}.",
-        header=("layer", "from", "to", "share"),
-        rows=rows,
+        words=f"Widths between {edges[0]:.1f} and {edges[-1]:.1f} keys: {told}.",
+        header=SHARE_COLUMNS,
+        rows=share_rows(bins, layers),
         command=analysis.environment.command,
     )
 
 
 def distance_figure(name: str, analysis: Analysis, found: DistanceShares, what: str, title: str) -> Figure:
     """How far the keys lie that attention weighs, or that top-k selected, by layer."""
-    bins = found.bins
-    rows: list[list[Cell]] = []
-    told = []
+    bins, window = found.bins, analysis.window
+    layers = shares_by_layer(found.shares)
+    beyond = {
+        layer: sum(value for (low, _), value in zip(bins, values, strict=True) if low >= window)
+        for layer, values in layers.items()
+    }
+    told = "; ".join(f"layer {layer} {share:.1%}" for layer, share in beyond.items())
     with canvas(5.0, 3.4) as (figure, axes):
-        for layer, heads in enumerate(found.shares):
-            values = over_heads(heads)
-            if values is None:
-                continue
-            axes.plot(range(len(bins)), values, label=f"layer {layer}", **line_style(layer))
-            rows += [[layer, low, high, value] for (low, high), value in zip(bins, values, strict=True)]
-            beyond = sum(value for (low, _), value in zip(bins, values, strict=True) if low >= analysis.window)
-            told.append(f"layer {layer} {beyond:.1%}")
+        plot_layers(axes, range(len(bins)), layers)
         axes.set_xticks(range(len(bins)), [span(low, high) for low, high in bins], rotation=45, fontsize=9)
         axes.set_xlabel("distance from the query, tokens")
         axes.set_ylabel("share")
@@ -231,11 +224,35 @@ def distance_figure(name: str, analysis: Analysis, found: DistanceShares, what: 
         name=f"{name}_{what}_distances",
         title=f"{title}, {name}, by layer",
         svg=svg,
-        words=f"Share at {bin_from(bins, analysis.window)} tokens and more: {'; '.join(told)}.",
-        header=("layer", "from", "to", "share"),
-        rows=rows,
+        words=f"Share at {bin_from(bins, window)} tokens and more: {told}.",
+        header=SHARE_COLUMNS,
+        rows=share_rows(bins, layers),
         command=analysis.environment.command,
     )
+
+
+SHARE_COLUMNS = ("layer", "from", "to", "share")
+
+
+def shares_by_layer(shares: Shares) -> dict[int, list[float]]:
+    """The mean over heads of each layer that has shares."""
+    means = {layer: over_heads(heads) for layer, heads in enumerate(shares)}
+    return {layer: values for layer, values in means.items() if values is not None}
+
+
+def plot_layers(axes: Any, places: Sequence[float], layers: dict[int, list[float]]) -> None:
+    """A line for each layer."""
+    for layer, values in layers.items():
+        axes.plot(places, values, label=f"layer {layer}", **line_style(layer))
+
+
+def share_rows(bins: Sequence[tuple[float, float]], layers: dict[int, list[float]]) -> list[list[Cell]]:
+    """The numbers of a figure of shares."""
+    return [
+        [layer, low, high, value]
+        for layer, values in layers.items()
+        for (low, high), value in zip(bins, values, strict=True)
+    ]
 
 
 def bin_from(bins: Sequence[tuple[int, int]], window: int) -> int:
