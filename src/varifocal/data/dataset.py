@@ -186,7 +186,9 @@ class TokenSplit:
 
     def _locate(self, number: int) -> tuple[OpenShard, int]:
         if not 0 <= number < self.documents:
-            raise IndexError(f"document {number} of {self.documents} in split {self.name!r}")
+            raise IndexError(
+                f"a document of split {self.name!r} has a number between 0 and {self.documents - 1}, got {number}"
+            )
         index = int(numpy.searchsorted(self.document_offsets, number, side="right")) - 1
         return self.shards[index], number - int(self.document_offsets[index])
 

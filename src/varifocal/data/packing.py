@@ -91,7 +91,7 @@ class PackedRows:
 
     def __getitem__(self, index: int) -> Row:
         if not -self.count <= index < self.count:
-            raise IndexError(f"row {index} of {self.count}")
+            raise IndexError(f"the number of a row must be between 0 and {self.count - 1}, got {index}")
         whole = self.batch([index % self.count])
         return Row(whole.input_ids[0], whole.documents[0], whole.positions[0])
 
@@ -104,7 +104,9 @@ class PackedRows:
         if numbers.ndim != 1:
             raise ValueError(f"row numbers must be a list, got an array of shape {numbers.shape}")
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.count:
-            raise IndexError(f"row numbers must lie in 0 to {self.count - 1}, got {numbers.min()} to {numbers.max()}")
+            raise IndexError(
+                f"row numbers must be between 0 and {self.count - 1}, got {numbers.min()} to {numbers.max()}"
+            )
         starts = numbers * self.length
         shards = self.split.token_offsets.searchsorted(starts, side="right") - 1
         input_ids = numpy.empty((len(numbers), self.length), dtype=numpy.int64)

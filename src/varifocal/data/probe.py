@@ -44,8 +44,8 @@ class Probe:
     def __post_init__(self) -> None:
         if not self.distances or min(self.distances) < 2 or max(self.distances) > self.length - 3:
             raise ValueError(
-                f"distances must lie in 2 to length - 3 = {self.length - 3}, so that fact, question and end have room; "
-                f"got {self.distances}"
+                f"distances must be between 2 and length - 3 = {self.length - 3}, so that fact, question and end have "
+                f"room; got {self.distances}"
             )
         if not 1 <= self.questions <= self.keys:
             raise ValueError(f"questions must be at least 1 and at most the {self.keys} keys, got {self.questions}")
