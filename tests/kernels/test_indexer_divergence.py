@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from varifocal.attention.mechanisms.indexer_loss import indexer_divergence
 
 from varifocal import Indexer, TopK, Window, attend
-from varifocal.attention.mechanisms.indexer_loss import indexer_divergence
 from varifocal.equations.layout import make_layout
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
+from varifocal.model.growing_cache import GrowingLayer
 
 from tests.model.models import VARIANTS, VOCABULARY, small_model
 from varifocal.attention import segment_summaries
 from varifocal.attention.mechanisms.base import RankedBlocks
 from varifocal.kernels.native.combiner import summarize_full
-from varifocal.model.growing_cache import GrowingLayer
 
 BLOCKS = ["context_adaptive blocks", "dynamic_sparse blocks"]
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from varifocal.bench.model.contenders import BASELINE, LEAN_BASELINE, NAMES, Contender, Precision, build, share_weights
+from varifocal.bench.model.contenders import (
+    BASELINE,
+    LEAN_BASELINE,
+    NAMES,
+    Contender,
+    build,
+    share_weights,
+)
+from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
 from varifocal.environment import environment
 from varifocal.memory import in_own_process
+from varifocal.plan.hardware import Precision, find_precision
+from varifocal.results.model_bench import ModelBench, ModelRow
 
 LARGEST_LOGITS = 3 * 2**30
 """Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not asked for."""
@@ -50,33 +61,47 @@ class Plan:
         return [name for name in asked if name != BASELINE or not too_large]
 
 
-@dataclass(frozen=True)
-class Step:
-    """Where the benchmark stands, for a progress bar."""
-
-    done: int
-    total: int
-    doing: str
-
-
-def add_memory(content: dict[str, Any], plan: Plan, *, on_step: Callable[[str], None] | None = None) -> None:
-    """Measure the peak memory of every training row that has none yet, each in a process of its own."""
+def with_memory(bench: ModelBench, plan: Plan, *, on_step: Callable[[str], None] | None = None) -> ModelBench:
+    """The result with the peak memory of every training row, each measured in a process of its own if it has none."""
     base: dict[int, int] = {}
-    for row in (row for row in content["rows"] if row["pass"] == "training"):
-        if row["peak_bytes"] is None:
-            if on_step is not None:
-                on_step(f"memory of {row['name']} at {row['length']} tokens")
-            row["peak_bytes"] = peak_bytes(row["name"], plan, row["length"])
-        if row["name"] == row["against"]:
-            base[row["length"]] = row["peak_bytes"]
-        row["memory_ratio"] = row["peak_bytes"] / base[row["length"]]
+    rows = []
+    for row in bench.rows:
+        if row.kind == "training":
+            taken = row.peak_bytes
+            if taken is None:
+                if on_step is not None:
+                    on_step(f"memory of {row.name} at {row.length} tokens")
+                taken = peak_bytes(row.name, plan, row.length)
+            if row.name == row.against:
+                base[row.length] = taken
+            row = replace(row, peak_bytes=taken, memory_ratio=taken / base[row.length])
+        rows.append(row)
+    return replace(bench, rows=tuple(rows))
 
 
-def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
-    """The result file's content: environment, sizes, and a row for each contender, pass and length."""
+def measure_memory_of(
+    file: Path, *, layers: int | None = None, device: str = "cpu", on_step: Callable[[str], None] | None = None
+) -> ModelBench:
+    """Add the peak memory to a result file whose training rows have none."""
+    bench = ModelBench.read(file)
+    plan = Plan(
+        preset=bench.preset,
+        lengths=tuple(sorted({row.length for row in bench.rows})),
+        batch=bench.batch,
+        layers=layers,
+        device=device,
+        precision=find_precision(bench.precision),
+    )
+    found = with_memory(bench, plan, on_step=on_step)
+    found.write(file)
+    return found
+
+
+def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> ModelBench:
+    """The result: environment, sizes, and a row for each contender, pass and length."""
     for name in plan.names or ():
         if name not in NAMES:
-            raise ValueError(f"unknown contender {name!r}; here are: {', '.join(NAMES)}")
+            raise ValueError(f"unknown contender {name!r}; known are {', '.join(NAMES)}")
     device = find_device(plan.device)
     kinds = 1 + bool(plan.decode)
     total = len(plan.lengths) * (kinds + plan.memory * len(NAMES))
@@ -88,7 +113,7 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
         if on_step is not None:
             on_step(Step(done - 1, total, doing))
 
-    rows: list[dict[str, Any]] = []
+    rows: list[ModelRow] = []
     notes: list[str] = []
     parameters: dict[str, int] = {}
     for length in plan.lengths:
@@ -115,24 +140,21 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
         step(f"training steps of {length} tokens")
         found = time_training(contenders, shared, plan, length)
         if plan.decode:
-            step(f"decoding behind {length} tokens")
+            step(f"decoding after {length} tokens")
             found += time_decoding(contenders, plan, length)
         del contenders, shared
         rows += found
-    content = {
-        "benchmark": "model",
-        "environment": environment() | {"device": device.description},
-        "preset": plan.preset,
-        "precision": plan.precision,
-        "batch": plan.batch,
-        "baseline": BASELINE,
-        "parameters": parameters,
-        "notes": notes,
-        "rows": rows,
-    }
-    if plan.memory:
-        add_memory(content, plan, on_step=step)
-    return content
+    bench = ModelBench(
+        environment=replace(environment(), device=device.description),
+        preset=plan.preset,
+        precision=plan.precision,
+        batch=plan.batch,
+        baseline=BASELINE,
+        parameters=parameters,
+        notes=tuple(notes),
+        rows=tuple(rows),
+    )
+    return with_memory(bench, plan, on_step=step) if plan.memory else bench
 
 
 def vocabulary_of(plan: Plan) -> int:
@@ -176,7 +198,7 @@ def check_losses(contenders: list[Contender]) -> None:
 
 def time_training(
     contenders: list[Contender], shared: list[torch.nn.Parameter], plan: Plan, length: int
-) -> list[dict[str, Any]]:
+) -> list[ModelRow]:
     """A forward, a backward pass and a step of AdamW."""
     # One optimizer for all: it passes over parameters that have no gradient, and its state exists once.
     optimizer = torch.optim.AdamW(shared, lr=1e-5, fused=True)
@@ -193,8 +215,8 @@ def time_training(
     return take_turns_and_report({one.name: training_step(one) for one in contenders}, plan, length, "training")
 
 
-def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[dict[str, Any]]:
-    """Greedy tokens, one at a time, behind a cached text."""
+def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[ModelRow]:
+    """Greedy tokens, one at a time, after a cached text."""
     ids = tokens(plan, length)
     runs: dict[str, Callable[[], None]] = {}
     # Both baselines are one model; only their losses differ.
@@ -224,9 +246,7 @@ def decoding(contender: Contender, cache: Any, token: Tensor, count: int) -> Cal
     return run
 
 
-def take_turns_and_report(
-    runs: dict[str, Callable[[], None]], plan: Plan, length: int, kind: str
-) -> list[dict[str, Any]]:
+def take_turns_and_report(runs: dict[str, Callable[[], None]], plan: Plan, length: int, kind: str) -> list[ModelRow]:
     """A row for each contender; speeds are relative to the first one, round by round."""
     device = find_device(plan.device)
     single = {name: device.seconds(run) for name, run in runs.items()}
@@ -240,19 +260,19 @@ def take_turns_and_report(
     first = next(iter(runs))
     count = plan.batch * (length if kind == "training" else plan.decode)
     return [
-        {
-            "name": name,
-            "pass": kind,
-            "length": length,
-            "seconds": times[name].median,
-            "tokens_per_second": count / times[name].median,
-            "spread": times[name].spread,
-            "rounds": rounds,
-            "against": first,
-            "speedup": times[first].speedup_of(times[name]),
-            "peak_bytes": None,
-            "memory_ratio": None,
-        }
+        ModelRow(
+            name=name,
+            kind=kind,
+            length=length,
+            seconds=times[name].median,
+            tokens_per_second=count / times[name].median,
+            spread=times[name].spread,
+            rounds=rounds,
+            against=first,
+            speedup=times[first].speedup_of(times[name]),
+            peak_bytes=None,
+            memory_ratio=None,
+        )
         for name in runs
     ]
 

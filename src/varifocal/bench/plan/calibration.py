@@ -12,9 +12,11 @@ from varifocal.bench.timing import take_turns
 from varifocal.device import CPU, Device
 from varifocal.model import VarifocalForCausalLM, preset
 from varifocal.model.config import VarifocalConfig
-from varifocal.plan.hardware import Hardware
+from varifocal.plan.hardware import find_gpu
 from varifocal.plan.plan import every_variant
 from varifocal.plan.step_cost import AttentionWork, MicroBatch, attention_work, step_work
+from varifocal.results.hardware import Hardware
+from varifocal.results.plan_check import PlanCheck
 
 LENGTH = 1024
 """Tokens of the attentions that are measured."""
@@ -22,6 +24,20 @@ WIDE, NARROW = HeadShape(), HeadShape(model_width=256, heads=8, kv_heads=4, head
 """The heads of qwen-134m and of small: products weigh more in the first, exponentials in the second."""
 UNKNOWN = ("bigbird", "sparse_transformer")
 """No CPU kernel runs them; the reference that does is not made for speed."""
+
+
+def is_here(name: str) -> bool:
+    """Whether a name of hardware means this machine."""
+    return name.lower() in ("this-machine", "cpu")
+
+
+def find_hardware(name: str, calibration: Path | None = None) -> Hardware:
+    """A GPU of the table; or this machine, measured now or as a file of `varifocal bench plan` has it."""
+    if is_here(name):
+        return calibrate() if calibration is None else PlanCheck.read(calibration).machine
+    if calibration is not None:
+        raise ValueError(f"--calibration is for --gpu this-machine, got --gpu {name}")
+    return find_gpu(name)
 
 
 def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
@@ -54,7 +70,7 @@ def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
 
 
 def least_seconds(run: Callable[[], object], clock: Device, rounds: int) -> float:
-    """The shortest of some runs behind a first one: what disturbs a run makes it longer."""
+    """The shortest of some runs after a first one: what disturbs a run makes it longer."""
     return min(take_turns({"run": run}, rounds=rounds, device=clock)["run"].seconds)
 
 

@@ -392,7 +392,7 @@ def mixture_inputs(
 def per_head(numbers: Sequence[int | Tensor], heads: int, name: str) -> Tensor:
     """int32 [M, H] from a number, or one for each head, of each branch."""
     if all(isinstance(one, int) for one in numbers) and not torch.compiler.is_compiling():
-        return same_for_all(tuple(numbers), heads)  # type: ignore[arg-type]
+        return same_for_all(tuple(numbers), heads)
     plain = torch.tensor([[0 if isinstance(one, Tensor) else one] * heads for one in numbers], dtype=torch.int32)
     given = [one for one in numbers if isinstance(one, Tensor)]
     if not given:

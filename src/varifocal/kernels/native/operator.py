@@ -144,7 +144,7 @@ def runs_plainly(values: Sequence[Any]) -> bool:
     if (
         torch.compiler.is_compiling()
         or torch.is_autocast_enabled("cpu")
-        or torch._C._len_torch_dispatch_stack()  # type: ignore[no-untyped-call]
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
         return False
