@@ -15,7 +15,6 @@ from varifocal import (
     Causal,
     HeadShape,
     PairGate,
-    PooledKeys,
     Prefix,
     SoftWindow,
     TopK,
@@ -23,6 +22,9 @@ from varifocal import (
     attend,
     make_mechanism,
 )
+from varifocal.attention.attend import lay_out
+from varifocal.attention.backends import prepare
+from varifocal.equations.problem import PoolingProblem, Shortcuts
 from varifocal.kernels.native import library
 from varifocal.kernels.native.mixture import CAUSAL, DISTANCE_BIAS, MixtureBranch, MixtureInputs, mixture
 from varifocal.kernels.native.pair_gate import FORMS
@@ -184,26 +186,25 @@ def test_decoding_a_token_equals_the_last_row_of_the_whole(branches: Any) -> Non
         torch.testing.assert_close(last, whole[:, :, -queries:], rtol=1e-5, atol=1e-5)
 
 
-def test_pooled_keys_kept_token_by_token_select_the_same_blocks() -> None:
+def test_means_kept_token_by_token_select_the_same_blocks() -> None:
     q, k, v = (tensor.detach() for tensor in case(300, batch=2))
     documents = torch.zeros(2, 300, dtype=torch.int64)
     documents[0, :7], documents[1, 130:] = -1, 1
-    store = PooledKeys(batch=2, kv_heads=2, capacity=300, head_width=32, block=16)
-    plain = PooledKeys(batch=2, kv_heads=2, capacity=300, head_width=32, block=16)
+    kept, plain = torch.zeros(2, 2, 19, 32), torch.zeros(2, 2, 19, 32)
     for token in range(300):
-        position, so_far = torch.tensor([token]), documents[:, : token + 1]
-        store.update(k[:, :, token : token + 1], positions=position, documents=so_far)
-        place = torch.stack([token - row[: token + 1].eq(row[token]).nonzero()[0] for row in documents])
-        plain._update(k[:, :, token : token + 1], position.expand(2, 1), torch.where(so_far[:, -1:] >= 0, place, -1))
-    torch.testing.assert_close(store.means, plain.means)
+        new, so_far = slice(token, token + 1), slice(0, token + 1)
+        layout = lay_out(q[:, :, new], k[:, :, so_far], v[:, :, so_far], documents=documents[:, so_far])
+        for backend, means in (("native", kept), ("reference", plain)):
+            prepare(backend, PoolingProblem(means, k[:, :, new], layout, 16), device="cpu")()
+    torch.testing.assert_close(kept, plain)
     for end in (20, 131, 300):
         now, past = slice(end - 1, end), slice(0, end)
         found, expected = (
             attend(
                 q[:, :, now], k[:, :, past], v[:, :, past], documents=documents[:, past],
-                branches=TopK(scale=4, select="blocks", block=16, pooled=pooled),
+                branches=TopK(scale=4, select="blocks", block=16), shortcuts=shortcuts,
             ).output
-            for pooled in (store.means[:, :, : math.ceil(end / 16)], None)
+            for shortcuts in (Shortcuts(block_means=kept[:, :, : math.ceil(end / 16)]), None)
         )  # fmt: skip
         torch.testing.assert_close(found, expected)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from varifocal.attention.memories.base import Memory
+from varifocal.attention.memories.rows import Rows
 
 
 class RecentKeys(Memory):
@@ -16,6 +17,10 @@ class RecentKeys(Memory):
     @property
     def is_plain(self) -> bool:
         return True
+
+    def new_rows(self) -> Rows:
+        """With room for a window: of a fixed number of tokens it never holds all."""
+        return Rows()
 
     def forget_unread(self) -> None:
         if not self.records_past:
