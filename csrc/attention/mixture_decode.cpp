@@ -56,14 +56,18 @@ static Partial partial_of(const Plan &plan, int64_t pair, int64_t chunk) {
 
 // scores[i] = q . key[i] for LANES keys. One sum per key, turned into lanes by a transposition at the end: cheaper than
 // a horizontal sum for each key, and the keys stay in L1 for the next query.
+// `next` are the keys after these: asked for now, they are there when their turn comes.
 template <typename T>
-static void dot_keys(float *scores, const float *q, const T *const *key, int64_t width) {
+static void dot_keys(float *scores, const float *q, const T *const *key, const T *const *next, int64_t width) {
     Vec sum[LANES] = {};
     int64_t d = 0;
     for (; d + LANES <= width; d += LANES) {
         Vec x = load(q + d);
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) sum[i] += x * load(key[i] + d);
+        for (int i = 0; i < LANES; i++) {
+            __builtin_prefetch(next[i] + d);
+            sum[i] += x * load(key[i] + d);
+        }
     }
     transpose(sum);
     Vec total = {};
@@ -90,10 +94,10 @@ static void add_values(float *output, const float *p, const T *const *value, int
         for (int i = 0; i < STRIDE; i++) output[d] += to_float(value[i][d]) * p[i];
 }
 
-static bool any_of(const uint8_t *flag, int count) {
-    uint8_t any = 0;
-    for (int i = 0; i < count; i++) any |= flag[i];
-    return any;
+static bool any_of(const float *weight, int count) {
+    float any = 0;
+    for (int i = 0; i < count; i++) any += weight[i];
+    return any > 0;
 }
 
 static bool touches_chunk(const Plan &plan, const Head *heads, int32_t key) {
@@ -103,11 +107,11 @@ static bool touches_chunk(const Plan &plan, const Head *heads, int32_t key) {
     return false;
 }
 
-// The weights every link adds on the chunk's keys; needed[key] tells whether any is above 0.
-static bool weigh_chunk(const Plan &plan, const Head *heads, int32_t key, float *weights, uint8_t *needed) {
+// The weights every link adds on the chunk's keys; needed[key] is the largest of them: above 0 where a key is read.
+static bool weigh_chunk(const Plan &plan, const Head *heads, int32_t key, float *weights, float *needed) {
     int64_t branches = plan.call.branch_count;
-    bool any = false;
-    memset(needed, 0, CHUNK);
+    Vec any = {};
+    memset(needed, 0, CHUNK * sizeof(float));
     for (int64_t r = 0; r < plan.rows; r++) {
         const Head &head = heads[r / plan.call.queries];
         int row = (int)(r % plan.call.queries);
@@ -119,15 +123,14 @@ static bool weigh_chunk(const Plan &plan, const Head *heads, int32_t key, float 
                 continue;
             }
             for (int j = 0; j < CHUNK; j += LANES) {
-                store(to + j, weigh_step(head.rows, outer, inner, row, lanes() + (key + j)));
-                for (int lane = j; lane < j + LANES; lane++) {
-                    needed[lane] |= to[lane] > 0.0f;
-                    any |= to[lane] > 0.0f;
-                }
+                Vec weight = weigh_step(head.rows, outer, inner, row, lanes() + (key + j));
+                store(to + j, weight);
+                store(needed + j, max(load(needed + j), weight));
+                any = max(any, weight);
             }
         }
     }
-    return any;
+    return max_lanes(any) > 0;
 }
 
 template <typename T>
@@ -137,7 +140,7 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
     const Head *heads = plan.heads + b * call.heads + g * plan.group;
     Partial part = partial_of(plan, pair, chunk);
     int32_t key = (int32_t)(chunk * CHUNK);
-    uint8_t needed[CHUNK];
+    float needed[CHUNK];
     for (int64_t r = 0; r < plan.rows; r++) part.top[r] = -INFINITY;
     if (!touches_chunk(plan, heads, key) || !weigh_chunk(plan, heads, key, work.weights, needed)) return;
 
@@ -145,9 +148,9 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
     const T *k = row_at<T>(call.k, b, g, key), *v = row_at<T>(call.v, b, g, key);
     const T *keys[CHUNK], *values[CHUNK];
     int some = 0;
-    while (!needed[some]) some++;
+    while (!(needed[some] > 0)) some++;
     for (int j = 0; j < CHUNK; j++) {
-        int real = needed[j] ? j : some;
+        int real = needed[j] > 0 ? j : some;
         keys[j] = k + real * call.k.stride[2], values[j] = v + real * call.v.stride[2];
     }
     for (int j = 0; j < CHUNK; j += LANES) {
@@ -155,8 +158,10 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
             for (int64_t r = 0; r < plan.rows; r++) store(work.scores + r * CHUNK + j, Vec{});
             continue;
         }
+        const T *const *next = j + LANES < CHUNK ? keys + j + LANES : values;
         for (int64_t r = 0; r < plan.rows; r++)
-            dot_keys(work.scores + r * CHUNK + j, heads[r / call.queries].q + r % call.queries * width, keys + j, width);
+            dot_keys(work.scores + r * CHUNK + j, heads[r / call.queries].q + r % call.queries * width, keys + j,
+                     r == 0 ? next : keys + j, width);
     }
 
     // What a bias adds to the products; pair gates do not come here.

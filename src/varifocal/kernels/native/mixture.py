@@ -329,7 +329,7 @@ mixture_forward.differentiate(_backward)
 mixture_forward.autocast_to_float32()
 
 
-def mixture_inputs(
+def check_mixture(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -338,10 +338,9 @@ def mixture_inputs(
     position: Tensor,
     start: Tensor,
     weights: Tensor | None = None,
-    scale: Tensor | float | None = None,
     bias_table: Tensor | None = None,
-) -> MixtureInputs:
-    """The arguments of `mixture`, checked, as its operators take them."""
+) -> None:
+    """ValueError unless the arguments of `mixture` fit together."""
     batch, heads, queries, head_width = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_width:
         raise ValueError(f"q, k, v of shapes {[*q.shape]}, {[*k.shape]}, {[*v.shape]} do not fit together")
@@ -364,6 +363,22 @@ def mixture_inputs(
             f"a table of biases must be [H, N] or [B, H, T, N] with B, H, T = {batch}, {heads}, {queries}, "
             f"got {[*bias_table.shape]}"
         )
+
+
+def mixture_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    branches: Sequence[MixtureBranch],
+    position: Tensor,
+    start: Tensor,
+    weights: Tensor | None = None,
+    scale: Tensor | float | None = None,
+    bias_table: Tensor | None = None,
+) -> MixtureInputs:
+    """The arguments of `mixture`, as its operators take them; they are known to fit together."""
+    heads, rows = q.shape[1], q.shape[:3]
     widths = [branch.width for branch in branches]
     width = None
     if any(one is not None for one in widths):
@@ -386,7 +401,7 @@ def mixture_inputs(
         score=DOT if bias_table is None else DISTANCE_BIAS,
         bias_table=None if bias_table is None else bias_table.float(),
     )
-    return inputs._replace(save=will_differentiate(inputs))
+    return inputs._replace(save=True) if will_differentiate(inputs) else inputs
 
 
 def per_head(numbers: Sequence[int | Tensor], heads: int, name: str) -> Tensor:
@@ -411,7 +426,7 @@ def same_for_all(numbers: tuple[int, ...], heads: int) -> Tensor:
 
 def will_differentiate(inputs: MixtureInputs) -> bool:
     """Whether a gradient may be asked for any of the inputs."""
-    return needs_backward(*(x for x in inputs if isinstance(x, Tensor)))
+    return torch.is_grad_enabled() and needs_backward(*(x for x in inputs if isinstance(x, Tensor)))
 
 
 def mixture(
@@ -433,6 +448,7 @@ def mixture(
     [B, H, T, M] (None: all 1), scale a number or [H] (None: 1 / sqrt(D)). bias_table [H, N] or [B, H, T, N]: the entry
     at min(x, N - 1) is added to the score of a key at distance x; -inf for a distance that is not read.
     """
+    check_mixture(q, k, v, branches=branches, position=position, start=start, weights=weights, bias_table=bias_table)
     made = mixture_forward(
         mixture_inputs(
             q, k, v,

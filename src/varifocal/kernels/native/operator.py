@@ -150,12 +150,13 @@ def runs_plainly(values: Sequence[Any]) -> bool:
         return False
     grad = torch.is_grad_enabled()
     for value in values:
-        if isinstance(value, Tensor) and ((grad and value.requires_grad) or type(value) not in PLAIN):
+        kind = type(value)
+        if kind is Tensor or kind is torch.nn.Parameter:
+            if grad and value.requires_grad:
+                return False
+        elif isinstance(value, Tensor):
             return False
     return True
-
-
-PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def schema(inputs: type[NamedTuple], outputs: type[NamedTuple], mutates: Collection[str]) -> str:

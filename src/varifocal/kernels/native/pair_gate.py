@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .mixture import CAUSAL, MixtureBranch, mixture_forward, mixture_inputs, will_differentiate
+from .mixture import CAUSAL, MixtureBranch, check_mixture, mixture_forward, mixture_inputs, will_differentiate
 
 PairForm = Literal["product", "log", "threshold"]
 FORMS: dict[PairForm, int] = {"product": 1, "log": 2, "threshold": 3}
@@ -57,6 +57,7 @@ def pair_gate(
         raise ValueError(f"pair gate form must be one of {', '.join(FORMS)}, got {form!r}")
     if not 0 < threshold < 1:
         raise ValueError(f"pair gate threshold must lie between 0 and 1, got {threshold}")
+    check_mixture(q, k, v, branches=branches, position=position, start=start, weights=weights)
     root = math.sqrt(q.shape[3])
     inputs = mixture_inputs(
         q, k, v,
