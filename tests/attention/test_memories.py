@@ -129,11 +129,11 @@ def assert_fresh(found: Remembered, tokens: Text) -> None:
     whole = tokens.length // BLOCK
     if (means := found.shortcuts.block_means) is not None:
         keys = found.notes.get("index_keys", found.k)
-        wanted = keys[:, :, : whole * BLOCK].unflatten(2, (whole, BLOCK)).mean(dim=3)
+        wanted = keys[:, :, : whole * BLOCK].reshape(*keys.shape[:2], whole, BLOCK, keys.shape[3]).mean(dim=3)
         torch.testing.assert_close(means[:, :, :whole], wanted)
     if (summaries := found.shortcuts.segment_summaries) is not None:
         assert summaries.shape == (tokens.x.shape[0], HEADS, whole, 2 * WIDTH)
-        key = found.k[:, :, : whole * BLOCK].unflatten(2, (whole, BLOCK)).amax(dim=3)
+        key = found.k[:, :, : whole * BLOCK].reshape(*found.k.shape[:2], whole, BLOCK, WIDTH).amax(dim=3)
         torch.testing.assert_close(summaries[..., :WIDTH], key.repeat_interleave(HEADS // KV_HEADS, dim=1))
         torch.testing.assert_close(summaries[..., WIDTH:], summary_values(tokens, whole))
 

@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from tests.model.models import SIZES, VARIANTS, random_tokens, small_config, small_model
+from tests.model.models import SIZES, VARIANTS, mechanisms, random_tokens, small_config, small_model
 from varifocal.attention.memories import KeysAndValues, Memory, SegmentSummaries
 from varifocal.kernels.native import backend as native
 from varifocal.kernels.native import library
@@ -78,7 +78,7 @@ def test_caches_of_transformers_hold_the_memories_of_the_mechanisms(variant: str
     fed(model, random_tokens(2, LENGTH), [10, *[1] * 14], cache)
     layer_type = StaticMemoryLayer if kind == "static" else MemoryLayer
     assert [type(layer) for layer in cache.layers] == [layer_type] * 2
-    wanted = [type(layer.self_attn.mechanism.memory()) for layer in model.model.layers]
+    wanted = [type(mechanism.memory()) for mechanism in mechanisms(model)]
     assert [type(memory) for memory in memories(cache)] == wanted
     assert cache.get_seq_length() == LENGTH
     assert cache.get_max_length() == (LENGTH + 7 if kind == "static" else -1)
@@ -194,7 +194,7 @@ def test_generation_with_a_quantized_cache_is_refused() -> None:
         )
 
 
-class HalvedLayer(QuantizedLayer):
+class HalvedLayer(QuantizedLayer):  # type: ignore[misc]
     """A stand-in for the layers of quanto and hqq: states beyond a few tokens are rounded to bfloat16."""
 
     def __init__(self) -> None:
@@ -227,17 +227,29 @@ def test_quantized_layers_serve_plain_mechanisms_to_their_rounding(
     assert 0 < float((found - wanted).abs().max() / wanted.abs().max()) < error
 
 
-def test_offloaded_cache_on_a_cpu_is_refused_in_one_sentence() -> None:
+OFFLOADED = (
+    r"^a cache with offloading=True moves layers from a GPU to main memory, and this model is on the cpu; "
+    r"leave offloading out$"
+)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "dynamic without config", "static", "another model's"])
+def test_offloaded_cache_on_a_cpu_is_refused_in_one_sentence(kind: str) -> None:
     model = small_model()
-    cache = DynamicCache(config=model.config)
-    # On a machine without a GPU, transformers cannot make one by itself.
-    cache.offloading = True
-    sentence = (
-        r"^a cache with offloading=True moves layers from a GPU to main memory, and this model is on the cpu; "
-        r"leave offloading out$"
-    )
-    with torch.no_grad(), pytest.raises(ValueError, match=sentence):
+    cache = {
+        "dynamic": lambda: DynamicCache(config=model.config, offloading=True),
+        "dynamic without config": lambda: DynamicCache(offloading=True),
+        "static": lambda: StaticCache(config=model.config, max_cache_len=9, offloading=True),
+        "another model's": lambda: DynamicCache(config=stranger(), offloading=True),
+    }[kind]()
+    with torch.no_grad(), pytest.raises(ValueError, match=OFFLOADED):
         model(random_tokens(1, 4), past_key_values=cache)
+
+
+@pytest.mark.parametrize("kind", ["offloaded", "offloaded_static"])
+def test_generation_with_an_offloaded_cache_on_a_cpu_is_refused_in_one_sentence(kind: str) -> None:
+    with pytest.raises(ValueError, match=OFFLOADED):
+        generate(small_model(), random_tokens(1, 4), cache_implementation=kind)
 
 
 @every_variant

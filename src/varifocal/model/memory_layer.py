@@ -186,7 +186,7 @@ def remember(
             f"{mechanism.name} remembers more than keys and values, for which a {type(found).__name__} has no room; "
             "make the cache with the model's config, as in DynamicCache(config=model.config)"
         )
-    if getattr(found, "is_sliding", False):
+    if found is not None and getattr(found, "is_sliding", False):
         reach, kept = mechanism.farthest(), found.get_max_length()
         if reach is None or reach > kept:
             raise ValueError(
