@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from varifocal.attention.gates import GateConfig
 from varifocal.attention.mechanisms.base import HeadShape, Mechanism, MechanismConfig
 from varifocal.attention.mechanisms.bigbird import BigBird
 from varifocal.attention.mechanisms.combiner import Combiner
@@ -50,12 +49,22 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
         """Load what installed packages offer by entry points, once."""
         if self._offers_are_loaded:
             return
-        self._offers_are_loaded = True
         for offer in entry_points(group=ENTRY_POINTS):
+            package = "an installed package" if offer.dist is None else f"the package {offer.dist.name}"
             try:
-                self.add(offer.load())
-            except (ImportError, AttributeError) as error:
-                raise ValueError(f"the mechanism {offer.name!r} ({offer.value}) cannot be loaded: {error}") from error
+                mechanism = offer.load()
+                self.add(mechanism)
+            except Exception as error:
+                raise ValueError(
+                    f"{package} offers the mechanism {offer.name!r} ({offer.value}), which cannot be loaded: {error}; "
+                    "repair or uninstall it"
+                ) from error
+            if mechanism.name != offer.name:
+                raise ValueError(
+                    f"{package} offers {offer.value} as {offer.name!r}, but its name is {mechanism.name!r}; "
+                    "the entry point must have the mechanism's name"
+                )
+        self._offers_are_loaded = True
 
     def __getitem__(self, name: str) -> type[Mechanism[Any]]:
         if name not in self._known:
@@ -92,22 +101,17 @@ def make_mechanism(name: str, shape: HeadShape | None = None, **options: Any) ->
 def mechanism_type(name: str) -> type[Mechanism[Any]]:
     """The module of that stem; ValueError with the nearest name if there is none."""
     if name not in MECHANISMS:
-        raise ValueError(f"unknown mechanism {name!r}{nearest(name, MECHANISMS)}; known are {', '.join(MECHANISMS)}")
+        raise ValueError(
+            f"unknown mechanism {name!r}{nearest(name, MECHANISMS)}; known are {', '.join(MECHANISMS)}; "
+            "those of other packages are known once these are installed, or imported and registered"
+        )
     return MECHANISMS[name]
 
 
 def config_from_options(name: str, options: Mapping[str, Any]) -> MechanismConfig:
-    """The frozen config of mechanism `name` from plain options; a gate may be a GateConfig or a dict of its options."""
+    """The frozen config of mechanism `name` from plain options."""
     config_type = mechanism_type(name).config_type
-    values = checked_options(f"mechanism {name!r}", options, config_type)
-    if "gate" in values and not isinstance(values["gate"], GateConfig):
-        if not isinstance(values["gate"], Mapping):
-            raise ValueError(
-                f"the gate of {name!r} must be a GateConfig or a dict of its options, got {values['gate']!r}"
-            )
-        default: GateConfig = config_type().gate
-        values["gate"] = replace(default, **checked_options(f"the gate of {name!r}", values["gate"], GateConfig))
-    config: MechanismConfig = config_type(**values)
+    config: MechanismConfig = config_type(**checked_options(f"mechanism {name!r}", options, config_type()))
     return config
 
 
@@ -116,16 +120,21 @@ def options_from_config(config: MechanismConfig) -> dict[str, Any]:
     return asdict(config)
 
 
-def checked_options(owner: str, options: Mapping[str, Any], config_type: type[Any]) -> dict[str, Any]:
-    """The options as the config takes them; ValueError for one it does not have or whose type is not the default's."""
-    known = [field.name for field in fields(config_type)]
-    defaults = config_type()
+def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
+    """The options as the config takes them; ValueError for one it does not have or whose type is not the default's.
+
+    Where the default is a config itself (a gate's), a dict of options is laid over it.
+    """
+    known = [field.name for field in fields(defaults)]
     values: dict[str, Any] = {}
     for option, value in options.items():
         if option not in known:
             offered = ", ".join(known) if known else "none"
             raise ValueError(f"{owner} has no option {option!r}{nearest(option, known)}; its options are: {offered}")
         default = getattr(defaults, option)
+        if is_dataclass(default) and not isinstance(value, type(default)):
+            values[option] = inner_config(option, owner, value, default)
+            continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(default, bool | str):
             fits = isinstance(value, type(default))
@@ -139,8 +148,19 @@ def checked_options(owner: str, options: Mapping[str, Any], config_type: type[An
             raise ValueError(
                 f"{owner}: option {option!r} must be of the kind of its default {default!r}, got {value!r}"
             )
-        values[option] = int(value) if type(default) is int else value
+        if type(default) is int:
+            value = int(value)
+        # JSON and TOML know no tuples.
+        values[option] = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
     return values
+
+
+def inner_config(option: str, owner: str, value: Any, default: Any) -> Any:
+    """A config that is an option of another one, from a dict of its own options."""
+    owner = f"the {option} of {owner.removeprefix('mechanism ')}"
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{owner} must be a {type(default).__name__} or a dict of its options, got {value!r}")
+    return replace(default, **checked_options(owner, value, default))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

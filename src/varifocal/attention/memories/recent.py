@@ -13,10 +13,6 @@ class RecentKeys(Memory):
         self.reach = reach
         """How many keys back, its own included, a query ever looks."""
 
-    @property
-    def is_plain(self) -> bool:
-        return True
-
     def forget_unread(self) -> None:
         if not self.records_past:
             for rows in self.rows.values():

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varifocal.bench.model.contenders import BASELINE, LEAN_BASELINE, NAMES, Contender, Precision, build, share_weights
+from varifocal.bench.model.contenders import (
+    BASELINE,
+    LEAN_BASELINE,
+    Contender,
+    Precision,
+    build,
+    contender_names,
+    share_weights,
+)
+from varifocal.bench.rows import has_kernel, row_mechanism
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
 from varifocal.environment import environment
@@ -29,7 +38,7 @@ class Plan:
     lengths: tuple[int, ...] = (2048, 8192)
     batch: int = 1
     names: tuple[str, ...] | None = None
-    """Contenders beside the baselines; None for all."""
+    """Contenders beside the baselines; None for all that have kernels."""
     layers: int | None = None
     """Fewer layers than the preset's, to try things out."""
     rounds: int = 3
@@ -43,9 +52,12 @@ class Plan:
 
     def contenders(self, vocabulary: int, length: int) -> list[str]:
         """Those that take part at a length. The first one is what the others are measured against."""
-        asked = [
-            name for name in NAMES if self.names is None or name in self.names or name in (BASELINE, LEAN_BASELINE)
-        ]
+        baselines = (BASELINE, LEAN_BASELINE)
+        if self.names is None:
+            kind = find_device(self.device).place.type
+            asked = [name for name in contender_names() if name in baselines or has_kernel(row_mechanism(name), kind)]
+        else:
+            asked = [name for name in contender_names() if name in baselines or name in self.names]
         too_large = 4 * self.batch * length * vocabulary > LARGEST_LOGITS
         return [name for name in asked if name != BASELINE or not too_large]
 
@@ -75,11 +87,11 @@ def add_memory(content: dict[str, Any], plan: Plan, *, on_step: Callable[[str], 
 def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
     """The result file's content: environment, sizes, and a row for each contender, pass and length."""
     for name in plan.names or ():
-        if name not in NAMES:
-            raise ValueError(f"unknown contender {name!r}; here are: {', '.join(NAMES)}")
+        if name not in contender_names():
+            raise ValueError(f"unknown contender {name!r}; here are: {', '.join(contender_names())}")
     device = find_device(plan.device)
     kinds = 1 + bool(plan.decode)
-    total = len(plan.lengths) * (kinds + plan.memory * len(NAMES))
+    total = len(plan.lengths) * (kinds + plan.memory * len(contender_names() if plan.names is None else plan.names))
     done = 0
 
     def step(doing: str) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varifocal.bench.model.contenders import OURS, Contender, build, share_weights
+from varifocal.bench.model.contenders import Contender, build, share_weights
 from varifocal.bench.model.run import Plan as ModelPlan
 from varifocal.bench.model.run import tokens, vocabulary_of
 from varifocal.bench.plan.calibration import calibrate
+from varifocal.bench.rows import rows_of_ours
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import CPU, Device
 from varifocal.environment import environment
@@ -42,8 +43,8 @@ class PlanCheck:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            if name not in OURS:
-                raise ValueError(f"unknown contender {name!r}; here are: {', '.join(OURS)}")
+            if name not in rows_of_ours():
+                raise ValueError(f"unknown contender {name!r}; here are: {', '.join(rows_of_ours())}")
 
     @property
     def context(self) -> int:
@@ -129,7 +130,7 @@ def add_predictions(content: dict[str, Any]) -> None:
     """What the cost model says of every row, at the rates that were measured with them."""
     machine = Hardware(**content["machine"])
     for row in content["rows"]:
-        mechanism, options = OURS[row["name"]]
+        mechanism, options = rows_of_ours()[row["name"]]
         config = preset_config(
             row["preset"],
             mechanism=mechanism,
