@@ -10,8 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from varifocal import (
-    Ablation, Call, Causal, Equation, Gate, GateConfig, HeadShape, KeysAndValues, Mechanism, MechanismConfig, Memory,
-    Pairs, Scale, Score, Variant, Window, two_way,
+    Ablation,
+    Call,
+    Causal,
+    Equation,
+    Gate,
+    GateConfig,
+    HeadShape,
+    KeysAndValues,
+    Mechanism,
+    MechanismConfig,
+    Memory,
+    Pairs,
+    Scale,
+    Score,
+    Variant,
+    Window,
+    two_way,
 )  # fmt: skip
 
 
