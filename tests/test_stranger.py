@@ -25,7 +25,19 @@ from tests.experiments.comparisons import TrainHere, small_plan
 from tests.explorer.serving import Server
 from tests.model.models import SIZES, random_tokens
 from tests.training.runs import records, small_config
-from varifocal import MECHANISMS, Mechanism, MechanismConfig, make_mechanism
+from varifocal import (
+    MECHANISMS,
+    Call,
+    Causal,
+    Dot,
+    Equation,
+    HeadShape,
+    Mechanism,
+    MechanismConfig,
+    Window,
+    make_mechanism,
+    register,
+)
 from varifocal.attention.mechanisms.registry import ENTRY_POINTS, config_from_options
 from varifocal.cli.main import app
 from varifocal.data.probe import Probe, make_probe
@@ -34,6 +46,7 @@ from varifocal.experiments.comparison import compare
 from varifocal.explorer.explorer import Explorer
 from varifocal.explorer.opening import open_model
 from varifocal.model import VarifocalConfig, VarifocalForCausalLM, load_model
+from varifocal.plan.cost import parameters_by_part
 from varifocal.retrofit.dense_start import foreign_share
 from varifocal.training.run import train
 from varifocal.training.trainer import Progress
@@ -164,6 +177,26 @@ def test_model_trains_all_of_its_parameters_and_is_loaded_as_it_was_saved(tmp_pa
     loaded = load_model(tmp_path / "model")
     assert loaded.config.mechanism_options == model.config.mechanism_options
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_mechanism_that_sets_its_parameters_when_it_is_made_starts_so_in_a_model_too() -> None:
+    @register
+    class Halved(Mechanism[MechanismConfig]):
+        name = "halved"
+        config_type = MechanismConfig
+
+        def __init__(self, config: MechanismConfig | None = None, shape: HeadShape | None = None) -> None:
+            super().__init__(config, shape)
+            self.norm = torch.nn.Linear(self.shape.model_width, self.shape.heads)
+            torch.nn.init.constant_(self.norm.weight, 0.5)
+
+        def equation(self, call: Call) -> Equation:
+            return Equation((Causal(),))
+
+    config = VarifocalConfig(**(SIZES | {"mechanism": "halved"}))
+    layers = VarifocalForCausalLM(config).model.layers
+    assert all(bool((layer.self_attn.mechanism.norm.weight == 0.5).all()) for layer in layers)
+    assert parameters_by_part(config)["mechanism"] == 2 * (24 + 1) * 4
 
 
 def generate(model: VarifocalForCausalLM, prompt: Tensor, **options: Any) -> Tensor:
@@ -364,3 +397,17 @@ def test_name_that_is_taken_is_refused() -> None:
     list(MECHANISMS)
     with pytest.raises(ValueError, match="the name 'fading' is taken by Fading"):
         MECHANISMS.add(Impostor)
+
+
+def test_mechanism_must_say_what_its_options_are() -> None:
+    class Mute(Mechanism[MechanismConfig]):
+        name = "mute"
+
+    with pytest.raises(ValueError, match="needs a config_type"):
+        register(Mute)
+
+
+@pytest.mark.parametrize("known_kind", [Dot, Window])
+def test_kind_that_kernels_know_cannot_be_extended(known_kind: type) -> None:
+    with pytest.raises(TypeError, match=f"cannot extend {known_kind.__name__}"):
+        type("Mine", (known_kind,), {})

@@ -91,7 +91,7 @@ def plan(
     found: dict[str, Prediction] = {}
     training: Training | None = None
     for name, (stem, options) in find_variants(mechanism).items():
-        if here and name not in hardware.attention:
+        if here and mechanism is None and name not in hardware.attention:
             continue
         config = preset_config(
             preset,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -34,6 +34,8 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
 
     def __init__(self, known: Iterable[type[Mechanism[Any]]]) -> None:
         self._known = {mechanism.name: mechanism for mechanism in known}
+        self.ours = tuple(self._known)
+        """The stems of those that this package brings."""
         self._offers_are_loaded = False
 
     def add(self, mechanism: type[Mechanism[Any]]) -> None:
@@ -41,6 +43,7 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
         name = getattr(mechanism, "name", None)
         if not (isinstance(mechanism, type) and issubclass(mechanism, Mechanism)) or not isinstance(name, str):
             raise ValueError(f"expected a subclass of Mechanism with a name, got {mechanism!r}")
+        check_config_type(mechanism)
         if self._known.get(name, mechanism) is not mechanism:
             raise ValueError(f"the name {name!r} is taken by {self._known[name].__qualname__}; give it another one")
         self._known[name] = mechanism
@@ -78,6 +81,19 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
     def __len__(self) -> int:
         self.load_offers()
         return len(self._known)
+
+
+def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
+    """ValueError unless a mechanism says what its options are, with a default for each."""
+    config_type = getattr(mechanism, "config_type", None)
+    if not (isinstance(config_type, type) and issubclass(config_type, MechanismConfig) and is_dataclass(config_type)):
+        raise ValueError(
+            f"{mechanism.__qualname__} needs a config_type, a frozen dataclass that extends MechanismConfig, "
+            f"got {config_type!r}; without options, config_type = MechanismConfig"
+        )
+    missing = [one.name for one in fields(config_type) if one.default is MISSING and one.default_factory is MISSING]
+    if missing:
+        raise ValueError(f"every option of {config_type.__qualname__} needs a default, {missing[0]!r} has none")
 
 
 MECHANISMS = Registry((
