@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM, StaticCache
 from typer.testing import CliRunner
 
+import varifocal
 from tests.experiments.comparisons import TrainHere, small_plan
 from tests.explorer.serving import Server
 from tests.model.models import SIZES, random_tokens
@@ -397,6 +398,17 @@ def test_name_that_is_taken_is_refused() -> None:
     list(MECHANISMS)
     with pytest.raises(ValueError, match="the name 'fading' is taken by Fading"):
         MECHANISMS.add(Impostor)
+
+
+def test_cell_of_a_notebook_may_be_run_again() -> None:
+    cell = """
+@varifocal.register
+class Mine(varifocal.Mechanism):
+    name, config_type = "mine", varifocal.MechanismConfig
+"""
+    for _ in range(2):
+        exec(cell, {"__name__": "notebook", "varifocal": varifocal})
+    assert MECHANISMS["mine"].__module__ == "notebook"
 
 
 def test_mechanism_must_say_what_its_options_are() -> None:

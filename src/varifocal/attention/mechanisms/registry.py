@@ -44,8 +44,11 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
         if not (isinstance(mechanism, type) and issubclass(mechanism, Mechanism)) or not isinstance(name, str):
             raise ValueError(f"expected a subclass of Mechanism with a name, got {mechanism!r}")
         check_config_type(mechanism)
-        if self._known.get(name, mechanism) is not mechanism:
-            raise ValueError(f"the name {name!r} is taken by {self._known[name].__qualname__}; give it another one")
+        before = self._known.get(name, mechanism)
+        # The same class may come again: a cell of a notebook that is run once more.
+        again = (before.__module__, before.__qualname__) == (mechanism.__module__, mechanism.__qualname__)
+        if before is not mechanism and (name in self.ours or not again):
+            raise ValueError(f"the name {name!r} is taken by {before.__qualname__}; give it another one")
         self._known[name] = mechanism
 
     def load_offers(self) -> None:
