@@ -61,11 +61,11 @@ def attention_pattern(name: str) -> Tensor:
 def draw_mechanisms(path: Path) -> None:
     """A panel for each mechanism: queries downwards, keys to the right, darker where more is read."""
     columns = 3
-    rows = -(-len(MECHANISMS) // columns)
+    rows = -(-len(MECHANISMS.ours) // columns)
     figure, panels = pyplot.subplots(rows, columns, figsize=(9, 3.1 * rows + 0.1), layout="constrained", squeeze=False)
-    for panel in panels.flat[len(MECHANISMS) :]:
+    for panel in panels.flat[len(MECHANISMS.ours) :]:
         panel.set_axis_off()
-    for panel, name in zip(panels.flat, MECHANISMS, strict=False):
+    for panel, name in zip(panels.flat, MECHANISMS.ours, strict=False):
         panel.imshow(
             attention_pattern(name).clamp(min=0).pow(0.4), cmap="magma_r", vmin=0, vmax=0.8, interpolation="nearest"
         )

@@ -17,7 +17,7 @@ from varifocal.attention.mechanisms import (
     register,
 )
 from varifocal.attention.mechanisms.ablation import Ablation
-from varifocal.attention.mechanisms.base import Call, Scale
+from varifocal.attention.mechanisms.base import Call, Scale, two_way
 from varifocal.attention.mechanisms.variant import Variant
 from varifocal.attention.memories import KeysAndValues, Memory, Remembered
 from varifocal.equations.branches import (
@@ -46,5 +46,5 @@ __all__ = [
     "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs", "Prefix", "RandomBlocks", "Remembered",
     "Scale", "Score", "Segments", "Shortcuts", "SoftWindow", "Strided", "TopK", "Variant", "Window",
     "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "lay_out", "make_mechanism", "register",
-    "set_gate_warmth",
+    "set_gate_warmth", "two_way",
 ]  # fmt: skip

@@ -270,7 +270,7 @@ SCORES = [
             "pair gate threshold must lie between 0 and 1, got nan"),
     Mistake("pair_gate_with_segments",
             lambda: call(branches=Segments(2), score=PairGate(zeros(2, 4, 6, 5), zeros(2, 4, 6, 5), zeros(4, 5))),
-            "Segments rates summaries, which have no pair gate; use Dot() or HeadScale with Segments"),
+            "Segments rates summaries, which a PairGate cannot; use Dot() or HeadScale with Segments"),
 ]  # fmt: skip
 
 BACKENDS = [

@@ -51,7 +51,7 @@ def attention_mass(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, 
     assert said.layout is not None
     layout, heads, length = said.layout, q.shape[1], q.shape[2]
     selected, own_top_k = said.records.get("selected"), selecting_branch(said.equation)
-    blind = torch.zeros((), dtype=torch.bool, device=q.device)
+    blind = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
     score = said.equation.score.prepare(torch.float32, blind, blind)
     keys = k[0].float().repeat_interleave(heads // k.shape[1], dim=0)  # [H, S, D]
     at_once = max(1, PAIRS // (heads * length))

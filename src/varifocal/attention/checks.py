@@ -167,7 +167,9 @@ def check_segments(
 ) -> None:
     """Summaries need the queries of every key, and a score that can rate a summary."""
     if not score.rates_summaries:
-        raise ValueError("Segments rates summaries, which have no pair gate; use Dot() or HeadScale with Segments")
+        raise ValueError(
+            f"Segments rates summaries, which a {type(score).__name__} cannot; use Dot() or HeadScale with Segments"
+        )
     for member in (member for branch in branches for member in members(branch)):
         if isinstance(member, Segments):
             if member.queries is None:

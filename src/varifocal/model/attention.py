@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from varifocal.attention.mechanisms import MechanismOutput, make_mechanism
+from varifocal.attention.mechanisms import Mechanism, MechanismOutput, make_mechanism
 from varifocal.equations.layout import Layout
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.memory_layer import remember
@@ -28,6 +28,10 @@ class VarifocalAttention(Qwen3Attention):
             self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
         name, options = config.layer_mechanism(layer_idx)
         self.mechanism = make_mechanism(name, config.head_shape(), **options)
+        if type(self.mechanism).reset_parameters is Mechanism.reset_parameters:
+            # It starts as it was built, and transformers would give its parts a start of their own.
+            for part in self.mechanism.modules():
+                part._is_hf_initialized = True
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, cache: Cache | None) -> MechanismOutput:
         """The layer's attention of its normed input x [B, T, C]; the result's output is [B, T, C] too.

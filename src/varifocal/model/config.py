@@ -52,6 +52,11 @@ class VarifocalConfig(Qwen3Config):
     def validate_layer_type(self) -> None:
         """transformers checks its own kinds of layers here; ours are all of one kind, which it does not list."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """What is saved, without `layer_types`: they follow from the class, and transformers' Trainer, which reads the
+        file as a config of no class, knows its own kinds alone."""
+        return {name: value for name, value in super().to_dict().items() if name != "layer_types"}
+
     def layer_mechanism(self, layer: int) -> LayerMechanism:
         """The mechanism of a layer. Where layers share their options, each may draw at random by itself."""
         name = self.mechanism if isinstance(self.mechanism, str) else self.mechanism[layer]

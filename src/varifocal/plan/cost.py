@@ -12,9 +12,9 @@ from varifocal.model.modeling import VarifocalForCausalLM
 from varifocal.plan.work import work
 
 PARTS = {
+    ".mechanism.": "mechanism",
     "embed_tokens": "embedding",
     "lm_head": "head",
-    "mechanism": "mechanism",
     "self_attn": "attention",
     "mlp": "feed-forward",
 }
@@ -43,7 +43,8 @@ def parameters_by_part(config: VarifocalConfig) -> dict[str, int]:
     counts = dict.fromkeys(("embedding", "attention", "mechanism", "feed-forward", "norms", "head"), 0)
     for name, parameter in model.named_parameters():
         part = next((part for piece, part in PARTS.items() if piece in name), "norms")
-        counts["norms" if "norm" in name else part] += parameter.numel()
+        # A mechanism may have norms of its own.
+        counts["norms" if "norm" in name and part != "mechanism" else part] += parameter.numel()
     return counts
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from varifocal.attention.mechanisms import MECHANISMS
-from varifocal.attention.mechanisms.registry import nearest
+from varifocal.attention.mechanisms.registry import mechanism_type, nearest
 from varifocal.model.config import VarifocalConfig
 from varifocal.plan.cost import parameters_by_part
 from varifocal.plan.hardware import Precision
@@ -20,14 +20,21 @@ LARGEST_MICRO_BATCH = 64
 
 
 def variant_name(mechanism: str, options: Mapping[str, Any]) -> str:
-    """The mechanism, and how it selects where that is not key by key."""
-    return f"{mechanism} blocks" if options.get("select") == "blocks" else mechanism
+    """The mechanism, and the way in which it runs where that is not its first one."""
+    for label, way in list(mechanism_type(mechanism).ways.items())[1:]:
+        if all(name in options and options[name] == value for name, value in way.items()):
+            return f"{mechanism} {label}"
+    return mechanism
 
 
 def every_variant() -> dict[str, tuple[str, dict[str, Any]]]:
-    """By name: a mechanism and its options. One that can select keys or blocks of them is there in both ways."""
-    both = [name for name, one in MECHANISMS.items() if hasattr(one.config_type(), "select")]
-    return {name: (name, {}) for name in MECHANISMS} | {f"{name} blocks": (name, {"select": "blocks"}) for name in both}
+    """By name: a mechanism and its options. One that has several ways to run is there in each of them."""
+    others = {
+        f"{name} {label}": (name, dict(way))
+        for name, one in MECHANISMS.items()
+        for label, way in list(one.ways.items())[1:]
+    }
+    return {name: (name, {}) for name in MECHANISMS} | others
 
 
 def find_variants(names: Sequence[str] | None) -> dict[str, tuple[str, dict[str, Any]]]:

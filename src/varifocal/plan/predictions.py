@@ -45,7 +45,7 @@ def predict_all(
     length = {} if context is None else {"max_position_embeddings": context}
     found: dict[str, Prediction] = {}
     for name, (stem, options) in find_variants(names).items():
-        if hardware.measured and name not in hardware.attention:
+        if names is None and hardware.measured and name not in hardware.attention:
             continue
         config = preset_config(preset, mechanism=stem, mechanism_options=options, **length)
         training = Training(

@@ -168,7 +168,8 @@ class Mechanism(nn.Module, Generic[ConfigT]):
     """Options for texts of some thirty tokens, for tests; without any, the defaults stand for all."""
     ablations: ClassVar[tuple[Ablation, ...]] = ()
     """What can be taken away from it, or changed, to see what it is good for."""
-
+    ways: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """By label, options that each get a row of their own in tables of cost and speed; the first are the defaults."""
     bench_options: ClassVar[Mapping[str, Any]] = {}
     """Options of its row in `varifocal bench attention`, where the defaults would not measure what is meant."""
 
@@ -312,12 +313,17 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         return call.remembered.notes[name]
 
 
-def typical_equation(mechanism: Mechanism[Any], length: int) -> Equation:
-    """The equation of a text of `length` tokens that are all 0: what a mechanism reads before it sees anything."""
+def typical_equation(mechanism: Mechanism[Any], length: int, *, seed: int | None = None) -> Equation:
+    """The equation of a text of `length` tokens that are all 0: what a mechanism reads before it sees anything.
+
+    With a seed, the layer's input is random: what an equation then says of itself does not hold for 0 alone.
+    """
     shape = mechanism.shape
     parameter = next(mechanism.parameters(), torch.empty(0))
     zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
     x = zero.expand(1, length, shape.model_width)
+    if seed is not None:
+        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).to(zero)
     q = zero.expand(1, shape.heads, length, shape.head_width)
     k = zero.expand(1, shape.kv_heads, length, shape.head_width)
     with torch.no_grad():

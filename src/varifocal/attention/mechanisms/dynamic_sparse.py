@@ -66,6 +66,7 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
 
     name = "dynamic_sparse"
     config_type = DynamicSparseConfig
+    ways = {"exact": {"select": "exact"}, "blocks": {"select": "blocks"}}  # noqa: RUF012
     variants = (Variant({"rank": 3}), Variant({"rank": 3, "select": "blocks", "block": 4}, "blocks"))
 
     def __init__(self, config: DynamicSparseConfig | None = None, shape: HeadShape | None = None) -> None:

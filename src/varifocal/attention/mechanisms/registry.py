@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from varifocal.attention.gates import GateConfig
 from varifocal.attention.mechanisms.base import HeadShape, Mechanism, MechanismConfig
 from varifocal.attention.mechanisms.bigbird import BigBird
 from varifocal.attention.mechanisms.combiner import Combiner
@@ -35,6 +34,8 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
 
     def __init__(self, known: Iterable[type[Mechanism[Any]]]) -> None:
         self._known = {mechanism.name: mechanism for mechanism in known}
+        self.ours = tuple(self._known)
+        """The stems of those that this package brings."""
         self._offers_are_loaded = False
 
     def add(self, mechanism: type[Mechanism[Any]]) -> None:
@@ -42,20 +43,34 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
         name = getattr(mechanism, "name", None)
         if not (isinstance(mechanism, type) and issubclass(mechanism, Mechanism)) or not isinstance(name, str):
             raise ValueError(f"expected a subclass of Mechanism with a name, got {mechanism!r}")
-        if self._known.get(name, mechanism) is not mechanism:
-            raise ValueError(f"the name {name!r} is taken by {self._known[name].__qualname__}; give it another one")
+        check_config_type(mechanism)
+        before = self._known.get(name, mechanism)
+        # The same class may come again: a cell of a notebook that is run once more.
+        again = (before.__module__, before.__qualname__) == (mechanism.__module__, mechanism.__qualname__)
+        if before is not mechanism and (name in self.ours or not again):
+            raise ValueError(f"the name {name!r} is taken by {before.__qualname__}; give it another one")
         self._known[name] = mechanism
 
     def load_offers(self) -> None:
         """Load what installed packages offer by entry points, once."""
         if self._offers_are_loaded:
             return
-        self._offers_are_loaded = True
         for offer in entry_points(group=ENTRY_POINTS):
+            package = "an installed package" if offer.dist is None else f"the package {offer.dist.name}"
             try:
-                self.add(offer.load())
-            except (ImportError, AttributeError) as error:
-                raise ValueError(f"the mechanism {offer.name!r} ({offer.value}) cannot be loaded: {error}") from error
+                mechanism = offer.load()
+                self.add(mechanism)
+            except Exception as error:
+                raise ValueError(
+                    f"{package} offers the mechanism {offer.name!r} ({offer.value}), which cannot be loaded: {error}; "
+                    "repair or uninstall it"
+                ) from error
+            if mechanism.name != offer.name:
+                raise ValueError(
+                    f"{package} offers {offer.value} as {offer.name!r}, but its name is {mechanism.name!r}; "
+                    "the entry point must have the mechanism's name"
+                )
+        self._offers_are_loaded = True
 
     def __getitem__(self, name: str) -> type[Mechanism[Any]]:
         if name not in self._known:
@@ -69,6 +84,19 @@ class Registry(Mapping[str, type[Mechanism[Any]]]):
     def __len__(self) -> int:
         self.load_offers()
         return len(self._known)
+
+
+def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
+    """ValueError unless a mechanism says what its options are, with a default for each."""
+    config_type = getattr(mechanism, "config_type", None)
+    if not (isinstance(config_type, type) and issubclass(config_type, MechanismConfig) and is_dataclass(config_type)):
+        raise ValueError(
+            f"{mechanism.__qualname__} needs a config_type, a frozen dataclass that extends MechanismConfig, "
+            f"got {config_type!r}; without options, config_type = MechanismConfig"
+        )
+    missing = [one.name for one in fields(config_type) if one.default is MISSING and one.default_factory is MISSING]
+    if missing:
+        raise ValueError(f"every option of {config_type.__qualname__} needs a default, {missing[0]!r} has none")
 
 
 MECHANISMS = Registry((
@@ -92,22 +120,17 @@ def make_mechanism(name: str, shape: HeadShape | None = None, **options: Any) ->
 def mechanism_type(name: str) -> type[Mechanism[Any]]:
     """The module of that stem; ValueError with the nearest name if there is none."""
     if name not in MECHANISMS:
-        raise ValueError(f"unknown mechanism {name!r}{nearest(name, MECHANISMS)}; known are {', '.join(MECHANISMS)}")
+        raise ValueError(
+            f"unknown mechanism {name!r}{nearest(name, MECHANISMS)}; known are {', '.join(MECHANISMS)}; "
+            "those of other packages are known once these are installed, or imported and registered"
+        )
     return MECHANISMS[name]
 
 
 def config_from_options(name: str, options: Mapping[str, Any]) -> MechanismConfig:
-    """The frozen config of mechanism `name` from plain options; a gate may be a GateConfig or a dict of its options."""
+    """The frozen config of mechanism `name` from plain options."""
     config_type = mechanism_type(name).config_type
-    values = checked_options(f"mechanism {name!r}", options, config_type)
-    if "gate" in values and not isinstance(values["gate"], GateConfig):
-        if not isinstance(values["gate"], Mapping):
-            raise ValueError(
-                f"the gate of {name!r} must be a GateConfig or a dict of its options, got {values['gate']!r}"
-            )
-        default: GateConfig = config_type().gate
-        values["gate"] = replace(default, **checked_options(f"the gate of {name!r}", values["gate"], GateConfig))
-    config: MechanismConfig = config_type(**values)
+    config: MechanismConfig = config_type(**checked_options(f"mechanism {name!r}", options, config_type()))
     return config
 
 
@@ -116,16 +139,21 @@ def options_from_config(config: MechanismConfig) -> dict[str, Any]:
     return asdict(config)
 
 
-def checked_options(owner: str, options: Mapping[str, Any], config_type: type[Any]) -> dict[str, Any]:
-    """The options as the config takes them; ValueError for one it does not have or whose type is not the default's."""
-    known = [field.name for field in fields(config_type)]
-    defaults = config_type()
+def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
+    """The options as the config takes them; ValueError for one it does not have or whose type is not the default's.
+
+    Where the default is a config itself (a gate's), a dict of options is laid over it.
+    """
+    known = [field.name for field in fields(defaults)]
     values: dict[str, Any] = {}
     for option, value in options.items():
         if option not in known:
             offered = ", ".join(known) if known else "none"
             raise ValueError(f"{owner} has no option {option!r}{nearest(option, known)}; its options are: {offered}")
         default = getattr(defaults, option)
+        if is_dataclass(default) and not isinstance(value, type(default)):
+            values[option] = inner_config(option, owner, value, default)
+            continue
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(default, bool | str):
             fits = isinstance(value, type(default))
@@ -139,8 +167,19 @@ def checked_options(owner: str, options: Mapping[str, Any], config_type: type[An
             raise ValueError(
                 f"{owner}: option {option!r} must be of the kind of its default {default!r}, got {value!r}"
             )
-        values[option] = int(value) if type(default) is int else value
+        if type(default) is int:
+            value = int(value)
+        # JSON and TOML know no tuples.
+        values[option] = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
     return values
+
+
+def inner_config(option: str, owner: str, value: Any, default: Any) -> Any:
+    """A config that is an option of another one, from a dict of its own options."""
+    owner = f"the {option} of {owner.removeprefix('mechanism ')}"
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{owner} must be a {type(default).__name__} or a dict of its options, got {value!r}")
+    return replace(default, **checked_options(owner, value, default))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

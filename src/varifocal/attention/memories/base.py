@@ -49,7 +49,7 @@ class Memory:
     @property
     def is_plain(self) -> bool:
         """Whether keys and values are all that it needs, so that any cache of transformers can stand in for it."""
-        return type(self).notes is Memory.notes
+        return type(self).notes is Memory.notes and type(self).append is Memory.append
 
     def notes(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         """What to keep of new tokens besides keys and values: [B, *, T, F] by name.

@@ -14,10 +14,6 @@ class RecentKeys(Memory):
         self.reach = reach
         """How many keys back, its own included, a query ever looks."""
 
-    @property
-    def is_plain(self) -> bool:
-        return True
-
     def new_rows(self) -> Rows:
         """With room for a window: of a fixed number of tokens it never holds all."""
         return Rows()

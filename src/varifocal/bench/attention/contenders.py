@@ -18,10 +18,9 @@ from torch.nn import functional as F
 from varifocal import Causal, Window
 from varifocal.attention.attend import evaluate, lay_out
 from varifocal.attention.backends import BACKENDS
-from varifocal.attention.mechanisms import MECHANISMS
 from varifocal.bench.attention.workload import Inputs, Law, Workload, make_inputs
+from varifocal.bench.rows import REFERENCE, rows_of_ours, serves
 from varifocal.equations.equation import Equation
-from varifocal.equations.problem import Problem
 
 Run = Callable[[Inputs], Tensor]
 """The output [B, H, T, D]."""
@@ -53,18 +52,9 @@ def window(inputs: Inputs, more: int = 0) -> Law:
     return Law(Equation((Window(inputs.workload.window + more),)), None)
 
 
-def rows_of_ours() -> dict[str, tuple[str, dict[str, Any]]]:
-    """By name: a mechanism and its options. One that can select keys or blocks of them is there in both ways."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name, kind in MECHANISMS.items():
-        if hasattr(kind.config_type(), "select"):
-            found |= {f"{name} {how}": (name, {"select": how}) for how in ("exact", "blocks")}
-        else:
-            found[name] = (name, {})
-    return found
-
-
 BASELINE = "torch sdpa causal"
+BESIDE_THE_REFERENCE = ("dense", "context_adaptive exact")
+"""The reference runs what has no kernel, and these for comparison."""
 QUADRATIC_LIMIT = 4096
 """Contenders that write out all pairs are not asked for longer texts."""
 
@@ -78,12 +68,11 @@ def contenders(workload: Workload) -> dict[str, Contender]:
     )
     device = workload.device.type
     for backend in (name for name, one in BACKENDS.items() if one.volunteers_on is None or device in one.volunteers_on):
-        slow = backend == "reference"
+        slow = backend == REFERENCE
         for name, (mechanism, options) in rows_of_ours().items():
             law = functools.partial(law_of, mechanism=mechanism, options=workload.options(mechanism) | options)
             run = functools.partial(run_law, law=law, backend=backend)
-            # The reference runs for comparison, and for what has no kernel.
-            if slow and name not in ("dense", "context_adaptive exact") and any(one.name == name for one in found):
+            if slow and name not in BESIDE_THE_REFERENCE and any(one.name == name for one in found):
                 continue
             if slow or is_served(law, workload, backend):
                 longest = QUADRATIC_LIMIT // 4 if slow else 1 << 30
@@ -102,13 +91,7 @@ def law_of(inputs: Inputs, *, mechanism: str, options: dict[str, Any]) -> Law:
 def is_served(law: Callable[[Inputs], Law], workload: Workload, backend: str) -> bool:
     """Whether a backend has kernels for a law."""
     inputs = make_inputs(replace(workload, length=8, queries=None, batch=1))
-    equation = law(inputs).equation
-    problem = Problem(
-        q=inputs.q.detach(), k=inputs.k.detach(), v=inputs.v.detach(), branches=equation.branches,
-        weights=equation.weights, score=equation.score, layout=lay_out(inputs.q, inputs.k, inputs.v),
-        normalizer=equation.normalizer,
-    )  # fmt: skip
-    return not isinstance(BACKENDS[backend].prepare(problem), str)
+    return serves(backend, law(inputs).equation, inputs.q, inputs.k, inputs.v)
 
 
 def run_law(inputs: Inputs, *, law: Callable[[Inputs], Law], backend: str) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from varifocal.bench.rows import rows_of_ours
 from varifocal.model import VarifocalForCausalLM, preset
 from varifocal.model.loss import linear_cross_entropy, next_token_labels
 from varifocal.plan.hardware import Precision
@@ -17,18 +17,11 @@ from varifocal.plan.hardware import Precision
 BASELINE = "qwen3 sdpa"
 LEAN_BASELINE = "qwen3 sdpa, our loss"
 """Hugging Face's layers under our loss: what is left is the attention."""
-OURS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "dense": ("dense", {}),
-    "local": ("local", {}),
-    "combiner": ("combiner", {}),
-    "dynamic_sparse": ("dynamic_sparse", {}),
-    "context_adaptive exact": ("context_adaptive", {"select": "exact"}),
-    "context_adaptive blocks": ("context_adaptive", {"select": "blocks"}),
-    "head_gated": ("head_gated", {}),
-    "sparse_geometric": ("sparse_geometric", {}),
-}
-"""Mechanism and options by name."""
-NAMES = (BASELINE, LEAN_BASELINE, *OURS)
+
+
+def contender_names() -> tuple[str, ...]:
+    """The baselines, and every mechanism of ours in each of its ways to run."""
+    return (BASELINE, LEAN_BASELINE, *rows_of_ours())
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +63,15 @@ def build(
     precision: Precision = "float32",
 ) -> Contender:
     """A contender of that name at the sizes of a preset, in training mode, on a device (None: the CPU)."""
-    if name not in NAMES:
-        raise ValueError(f"unknown contender {name!r}; known are {', '.join(NAMES)}")
-    mechanism, options = OURS.get(name, ("dense", {}))
+    if name not in contender_names():
+        raise ValueError(f"unknown contender {name!r}; known are {', '.join(contender_names())}")
+    mechanism, options = rows_of_ours().get(name, ("dense", {}))
     sizes = {} if layers is None else {"num_hidden_layers": layers}
     config = preset(
         preset_name, mechanism=mechanism, mechanism_options=options, max_position_embeddings=context, **sizes
     )
     torch.manual_seed(0)
-    if name in OURS:
+    if name not in (BASELINE, LEAN_BASELINE):
         return Contender(name, VarifocalForCausalLM(config).to(device).train(), precision)
     theirs = Qwen3Config(
         vocab_size=config.vocab_size,

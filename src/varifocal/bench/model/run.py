@@ -13,11 +13,12 @@ from torch import Tensor
 from varifocal.bench.model.contenders import (
     BASELINE,
     LEAN_BASELINE,
-    NAMES,
     Contender,
     build,
+    contender_names,
     share_weights,
 )
+from varifocal.bench.rows import has_kernel, row_mechanism
 from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
@@ -40,7 +41,7 @@ class Plan:
     lengths: tuple[int, ...] = (2048, 8192)
     batch: int = 1
     names: tuple[str, ...] | None = None
-    """Contenders beside the baselines; None for all."""
+    """Contenders beside the baselines; None for all that have kernels."""
     layers: int | None = None
     """Fewer layers than the preset's, to try things out."""
     rounds: int = 3
@@ -54,9 +55,12 @@ class Plan:
 
     def contenders(self, vocabulary: int, length: int) -> list[str]:
         """Those that take part at a length. The first one is what the others are measured against."""
-        asked = [
-            name for name in NAMES if self.names is None or name in self.names or name in (BASELINE, LEAN_BASELINE)
-        ]
+        baselines = (BASELINE, LEAN_BASELINE)
+        if self.names is None:
+            kind = find_device(self.device).place.type
+            asked = [name for name in contender_names() if name in baselines or has_kernel(row_mechanism(name), kind)]
+        else:
+            asked = [name for name in contender_names() if name in baselines or name in self.names]
         too_large = 4 * self.batch * length * vocabulary > LARGEST_LOGITS
         return [name for name in asked if name != BASELINE or not too_large]
 
@@ -100,11 +104,11 @@ def measure_memory_of(
 def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> ModelBench:
     """The result: environment, sizes, and a row for each contender, pass and length."""
     for name in plan.names or ():
-        if name not in NAMES:
-            raise ValueError(f"unknown contender {name!r}; known are {', '.join(NAMES)}")
+        if name not in contender_names():
+            raise ValueError(f"unknown contender {name!r}; known are {', '.join(contender_names())}")
     device = find_device(plan.device)
     kinds = 1 + bool(plan.decode)
-    total = len(plan.lengths) * (kinds + plan.memory * len(NAMES))
+    total = len(plan.lengths) * (kinds + plan.memory * len(contender_names() if plan.names is None else plan.names))
     done = 0
 
     def step(doing: str) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from varifocal import HeadShape, make_mechanism
+from varifocal import HeadShape, Mechanism, make_mechanism
+from varifocal.bench.rows import has_kernel
 from varifocal.bench.timing import take_turns
 from varifocal.device import CPU, Device
 from varifocal.model import VarifocalForCausalLM, preset
-from varifocal.model.config import VarifocalConfig
 from varifocal.plan.hardware import find_gpu
 from varifocal.plan.plan import every_variant
 from varifocal.plan.step_cost import AttentionWork, MicroBatch, attention_work, step_work
@@ -22,8 +23,6 @@ LENGTH = 1024
 """Tokens of the attentions that are measured."""
 WIDE, NARROW = HeadShape(), HeadShape(model_width=256, heads=8, kv_heads=4, head_width=32)
 """The heads of qwen-134m and of small: products weigh more in the first, exponentials in the second."""
-UNKNOWN = ("bigbird", "sparse_transformer")
-"""No CPU kernel runs them; the reference that does is not made for speed."""
 
 
 def is_here(name: str) -> bool:
@@ -49,7 +48,7 @@ def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
     )
     rates = {}
     for name in every_variant():
-        if name in UNKNOWN:
+        if not has_kernel(layer_of(name, WIDE), "cpu"):
             continue
         seconds = dense[WIDE] if name == "dense" else attention_seconds(name, WIDE, clock, rounds)
         one = counted_work(name, WIDE)
@@ -103,24 +102,22 @@ def call_seconds(clock: Device, rounds: int) -> float:
     return least_seconds(run, clock, 4 * rounds) / work.calls
 
 
-def layer_config(name: str, shape: HeadShape) -> VarifocalConfig:
-    """A preset's config whose mechanism has the options that belong to the heads."""
-    stem, options = every_variant()[name]
+def layer_of(name: str, shape: HeadShape) -> Mechanism[Any]:
+    """A mechanism with the options that it has in the preset to which the heads belong."""
+    stem, given = every_variant()[name]
     sizes = "qwen-134m" if shape == WIDE else "small"
-    return preset(sizes, mechanism=stem, mechanism_options=options)
+    stem, options = preset(sizes, mechanism=stem, mechanism_options=given).layer_mechanism(0)
+    return make_mechanism(stem, shape, **options)
 
 
 def counted_work(name: str, shape: HeadShape) -> AttentionWork:
     """What the cost model counts for a token of the attention that is measured."""
-    stem, options = layer_config(name, shape).layer_mechanism(0)
-    mechanism = make_mechanism(stem, shape, **options)
-    return attention_work(mechanism, MicroBatch(rows=1, length=LENGTH, precision="float32"))
+    return attention_work(layer_of(name, shape), MicroBatch(rows=1, length=LENGTH, precision="float32"))
 
 
 def attention_seconds(name: str, shape: HeadShape, clock: Device, rounds: int) -> float:
     """A mechanism's forward and backward pass."""
-    stem, options = layer_config(name, shape).layer_mechanism(0)
-    mechanism = make_mechanism(stem, shape, **options).train()
+    mechanism = layer_of(name, shape).train()
     generator = torch.Generator().manual_seed(0)
 
     def normal(*sizes: int) -> torch.Tensor:

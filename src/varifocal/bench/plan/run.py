@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from varifocal.bench.model.contenders import OURS, Contender, build, share_weights
+from varifocal.bench.model.contenders import Contender, build, share_weights
 from varifocal.bench.model.run import Plan as ModelPlan
 from varifocal.bench.model.run import tokens, vocabulary_of
 from varifocal.bench.plan.calibration import calibrate
+from varifocal.bench.rows import rows_of_ours
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import CPU, Device
 from varifocal.environment import environment
@@ -47,8 +48,8 @@ class CheckPlan:
             if name not in PRESETS:
                 raise ValueError(f"unknown preset {name!r}; known are {', '.join(PRESETS)}")
         for name in self.names:
-            if name not in OURS:
-                raise ValueError(f"unknown contender {name!r}; known are {', '.join(OURS)}")
+            if name not in rows_of_ours():
+                raise ValueError(f"unknown contender {name!r}; known are {', '.join(rows_of_ours())}")
 
     @property
     def context(self) -> int:
@@ -137,7 +138,7 @@ def with_predictions(check: PlanCheck) -> PlanCheck:
     """What the cost model says of every row, at the rates that were measured with them."""
     rows = []
     for row in check.rows:
-        mechanism, options = OURS[row.name]
+        mechanism, options = rows_of_ours()[row.name]
         config = preset_config(
             row.preset, mechanism=mechanism, mechanism_options=options, max_position_embeddings=check.context
         )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from varifocal.equations.kinds import refuse_known_parents
+
 PAIRS_AT_ONCE = 1 << 22
 """Bounds the pairs of a query and a key that exist at once while keys are counted."""
 
@@ -24,6 +26,9 @@ class Branch:
     Whoever wants to know what a branch reads asks it. `place` is int64 [..., T], the places of queries in their
     documents; answers are of the same shape, or [..., H, T] where heads differ.
     """
+
+    def __init_subclass__(cls) -> None:
+        refuse_known_parents(cls, "Branch", "FixedBranch")
 
     def __or__(self, other: Branch) -> Union:
         """One softmax over the keys of both."""

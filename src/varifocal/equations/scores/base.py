@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from varifocal.equations.kinds import refuse_known_parents
+
 
 class Pairs(NamedTuple):
     """The pairs of queries and keys that a score rates, besides their dot products."""
@@ -29,6 +31,9 @@ class Pairs(NamedTuple):
 @dataclass(frozen=True)
 class Score:
     """Rates every pair of a query and a key, from their dot product, their places and whatever else it carries."""
+
+    def __init_subclass__(cls) -> None:
+        refuse_known_parents(cls, "Score")
 
     def rate(self, products: Tensor, pairs: Pairs) -> Tensor:
         """Scores [B, H, T, S] from dot products q.k [B, H, T, S]; minus infinity where a pair is not read."""
