@@ -54,7 +54,8 @@ def read_config(folder: Path) -> VarifocalConfig:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {one_line(error)}") from error
-    if not isinstance(values, dict) or values.get("model_type") != VarifocalConfig.model_type:
+    ours = VarifocalConfig.model_type
+    if not isinstance(values, dict) or values.get("model_type") != ours:
         kind = values.get("model_type") if isinstance(values, dict) else None
         raise ValueError(f"{file} is of a model of type {kind!r}, expected {VarifocalConfig.model_type!r}")
     try:

@@ -33,7 +33,8 @@ def is_ours(source: str | Path) -> bool:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         return True
-    return not isinstance(config, dict) or config.get("model_type") == VarifocalConfig.model_type
+    ours = VarifocalConfig.model_type
+    return not isinstance(config, dict) or config.get("model_type") == ours
 
 
 def open_model(source: str | Path, *, dtype: torch.dtype | None = None) -> VarifocalForCausalLM:

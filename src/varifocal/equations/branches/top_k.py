@@ -13,6 +13,8 @@ from varifocal.equations.branches.base import Branch, less, require_at_least, re
 from varifocal.equations.branches.own_block import OwnBlock
 
 Select = Literal["exact", "blocks"]
+FEW = 16
+"""Queries whose k is worked out one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +66,18 @@ class TopK(Branch):
 
     def keys_per_query(self, place: Tensor) -> Tensor:
         """int64: k for queries at the given places in their documents."""
+        if place.numel() <= FEW and place.device.type == "cpu" and not torch.compiler.is_compiling():
+            # A decoded token costs less in plain numbers than in a handful of torch's operators.
+            counts = [self.keys_of(one) for one in place.flatten().tolist()]
+            return torch.tensor(counts, dtype=torch.int64).view(place.shape)
         seen = (place + 1).clamp(min=0)
         wanted = (self.scale * seen.double().sqrt()).ceil().long().clamp(min=self.minimum)
         return torch.minimum(seen, wanted)
+
+    def keys_of(self, place: int) -> int:
+        """k of one query."""
+        seen = max(place + 1, 0)
+        return min(seen, max(self.minimum, math.ceil(self.scale * math.sqrt(seen))))
 
     def most_keys(self, keys: int) -> int:
         """The largest k of any query of a row of `keys` keys."""

@@ -29,10 +29,14 @@ def _pointers(names: str) -> list[Field]:
     return _fields(ctypes.c_void_p, names)
 
 
+Strides = ctypes.c_int64 * 3
+"""Of batch, head and row; made once, since making an array type costs more than filling one."""
+
+
 class Tensor(ctypes.Structure):
     """`vf_tensor`: a pointer and the strides of all dimensions but the last, which is contiguous."""
 
-    _fields_ = [*_pointers("data"), ("stride", ctypes.c_int64 * 3)]
+    _fields_ = [*_pointers("data"), ("stride", Strides)]
 
 
 class Branch(ctypes.Structure):

@@ -1,6 +1,5 @@
 """Tensors as the C interface takes them."""
 
-import ctypes
 import functools
 from typing import TypeVar
 
@@ -16,7 +15,7 @@ def tensor_argument(x: Tensor | None) -> abi.Tensor:
     """x [B, heads, rows, D] for a C call; the caller keeps it alive until the call is over."""
     if x is None or not x.numel():
         return abi.Tensor()
-    return abi.Tensor(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]))
+    return abi.Tensor(x.data_ptr(), abi.Strides(*x.stride()[:3]))
 
 
 def pointer(x: Tensor | None) -> int | None:
