@@ -125,7 +125,7 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def small_model(**changes: Any) -> VarifocalForCausalLM:
+def small_model() -> VarifocalForCausalLM:
     """A small model whose parameters are all random."""
     torch.manual_seed(0)
     options = {"near": 5, "distances": 4}
@@ -134,7 +134,8 @@ def small_model(**changes: Any) -> VarifocalForCausalLM:
         for name, parameter in model.named_parameters():
             if "mechanism" in name:
                 parameter.add_(torch.randn_like(parameter), alpha=0.5)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def command(*words: Any) -> str:
@@ -195,8 +196,9 @@ def test_mechanism_that_sets_its_parameters_when_it_is_made_starts_so_in_a_model
             return Equation((Causal(),))
 
     config = VarifocalConfig(**(SIZES | {"mechanism": "halved"}))
-    layers = VarifocalForCausalLM(config).model.layers
-    assert all(bool((layer.self_attn.mechanism.norm.weight == 0.5).all()) for layer in layers)
+    found: list[Any] = [one for one in VarifocalForCausalLM(config).modules() if isinstance(one, Halved)]
+    assert len(found) == 2
+    assert all(bool((one.norm.weight == 0.5).all()) for one in found)
     assert parameters_by_part(config)["mechanism"] == 2 * (24 + 1) * 4
 
 
