@@ -202,6 +202,20 @@ def test_mechanism_that_sets_its_parameters_when_it_is_made_starts_so_in_a_model
     assert parameters_by_part(config)["mechanism"] == 2 * (24 + 1) * 4
 
 
+def test_weights_that_are_not_those_of_one_gate_are_not_recorded_as_a_gate() -> None:
+    @register
+    class Doubled(Mechanism[MechanismConfig]):
+        name = "doubled"
+        config_type = MechanismConfig
+
+        def equation(self, call: Call) -> Equation:
+            return Equation((Window(2), Causal()), torch.ones(*call.q.shape[:3], 2))
+
+    mechanism = Doubled(shape=HeadShape(model_width=8, heads=2, kv_heads=1, head_width=4))
+    tokens = torch.randn(1, 5, 8), torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
+    assert mechanism(*tokens).records == {}
+
+
 def generate(model: VarifocalForCausalLM, prompt: Tensor, **options: Any) -> Tensor:
     found: Tensor = model.generate(prompt, max_new_tokens=8, min_new_tokens=8, pad_token_id=0, **options)
     return found

@@ -61,7 +61,7 @@ class Equation:
         dense = [branch.reads_everything(place) for branch in self.branches]
         dimensions = max(answer.ndim for answer in dense)
         dense = [by_head(answer, dimensions) for answer in dense]
-        whole = torch.stack(torch.broadcast_tensors(*dense), dim=-1)  # [..., T, M]
+        whole = torch.stack(torch.broadcast_tensors(*dense), dim=-1)  # type: ignore[no-untyped-call]  # [..., T, M]
         if not bool(whole.any(dim=-1).all()):
             return None
         if self.weights is None:

@@ -127,7 +127,7 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
         step(f"training steps of {length} tokens")
         found = time_training(contenders, shared, plan, length)
         if plan.decode:
-            step(f"decoding behind {length} tokens")
+            step(f"decoding after {length} tokens")
             found += time_decoding(contenders, plan, length)
         del contenders, shared
         rows += found
@@ -206,7 +206,7 @@ def time_training(
 
 
 def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[dict[str, Any]]:
-    """Greedy tokens, one at a time, behind a cached text."""
+    """Greedy tokens, one at a time, after a cached text."""
     ids = tokens(plan, length)
     runs: dict[str, Callable[[], None]] = {}
     # Both baselines are one model; only their losses differ.

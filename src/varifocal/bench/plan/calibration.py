@@ -53,7 +53,7 @@ def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
 
 
 def least_seconds(run: Callable[[], object], clock: Device, rounds: int) -> float:
-    """The shortest of some runs behind a first one: what disturbs a run makes it longer."""
+    """The shortest of some runs after a first one: what disturbs a run makes it longer."""
     return min(take_turns({"run": run}, rounds=rounds, device=clock)["run"].seconds)
 
 

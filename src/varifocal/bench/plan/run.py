@@ -106,7 +106,7 @@ def bench_plan(
 def time_steps(
     contenders: list[Contender], shared: list[torch.nn.Parameter], ids: Tensor, *, rounds: int, clock: Device
 ) -> dict[str, Times]:
-    """Forward, backward and a step of AdamW, all taking turns behind a step on a few tokens to warm up."""
+    """Forward, backward and a step of AdamW, all taking turns after a step on a few tokens to warm up."""
     optimizer = torch.optim.AdamW(shared, lr=1e-5, fused=True)
 
     def step(contender: Contender, text: Tensor) -> None:
