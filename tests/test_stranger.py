@@ -11,6 +11,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,9 @@ from varifocal import (
     register,
 )
 from varifocal.attention.mechanisms.registry import ENTRY_POINTS, config_from_options
+from varifocal.attention.memories import RecentKeys
+from varifocal.bench.attention.workload import Workload
+from varifocal.bench.rows import rows_of_ours
 from varifocal.cli.main import app
 from varifocal.data.probe import Probe, make_probe
 from varifocal.experiments.ablations import ablation_arms, sizes_of
@@ -425,6 +429,34 @@ class Mine(varifocal.Mechanism):
     for _ in range(2):
         exec(cell, {"__name__": "notebook", "varifocal": varifocal})
     assert MECHANISMS["mine"].__module__ == "notebook"
+
+
+def test_memory_of_the_last_keys_with_notes_needs_room_for_them() -> None:
+    class Noted(RecentKeys):
+        def notes(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+            return {"x": x[:, None]}
+
+    assert RecentKeys(4).is_plain
+    assert not Noted(4).is_plain
+
+
+def test_option_with_the_name_of_a_size_and_another_kind_is_left_alone_by_the_bench() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(MechanismConfig):
+        window: str = "wide"
+        select: str = "fast"
+        gate: str = "none"
+        heads: int = 3
+        rank: int = 1
+
+    @register
+    class Worded(Mechanism[Options]):
+        name = "worded"
+        config_type = Options
+
+    assert Workload(length=8).options("worded") == {"rank": 32}
+    assert rows_of_ours()["worded"] == ("worded", {})
+    assert config_from_options("worded", {"gate": "one"}) == Options(gate="one")
 
 
 def test_mechanism_must_say_what_its_options_are() -> None:
