@@ -1,48 +1,40 @@
-// The kernels of one target. Each target's object files define one table in their own namespace.
+// The kernels of one target. Each target's object files define one table in their own namespace, from this one list.
 #pragma once
 
 #include "varifocal.h"
 
-struct vf_kernels {
-    int32_t (*pull_along)(const vf_pull &);
-    int32_t (*mixture_forward)(const vf_mixture &);
-    int32_t (*mixture_backward)(const vf_mixture_grad &);
-    int32_t (*mixture_decode)(const vf_mixture &);
-    int32_t (*select_best)(const vf_select &);
-    int32_t (*pool_keys)(const vf_pool &);
-    int32_t (*chosen_keys_forward)(const vf_chosen &);
-    int32_t (*chosen_keys_backward)(const vf_chosen_grad &);
-    int32_t (*chosen_blocks_forward)(const vf_chosen &);
-    int32_t (*chosen_blocks_backward)(const vf_chosen_grad &);
-    int32_t (*pair_gate_forward)(const vf_pair_gate &);
-    int32_t (*pair_gate_backward)(const vf_pair_gate_grad &);
-    int32_t (*norm_forward)(const vf_norm &);
-    int32_t (*norm_backward)(const vf_norm_grad &);
-    int32_t (*swiglu_forward)(const vf_swiglu &);
-    int32_t (*swiglu_backward)(const vf_swiglu_grad &);
-    int32_t (*cross_entropy)(const vf_cross_entropy &);
-};
+#define VF_KERNELS                                                                                                  \
+    VF_KERNEL(find_delta, vf_delta)                                                                                 \
+    VF_KERNEL(mixture_forward, vf_mixture)                                                                          \
+    VF_KERNEL(mixture_backward, vf_mixture_grad)                                                                    \
+    VF_KERNEL(mixture_decode, vf_mixture)                                                                           \
+    VF_KERNEL(select_best, vf_select)                                                                               \
+    VF_KERNEL(pool_keys, vf_pool)                                                                                   \
+    VF_KERNEL(selected_keys_forward, vf_selected)                                                                   \
+    VF_KERNEL(selected_keys_backward, vf_selected_grad)                                                             \
+    VF_KERNEL(selected_blocks_forward, vf_selected)                                                                 \
+    VF_KERNEL(selected_blocks_backward, vf_selected_grad)                                                           \
+    VF_KERNEL(norm_forward, vf_norm)                                                                                \
+    VF_KERNEL(norm_backward, vf_norm_grad)                                                                          \
+    VF_KERNEL(swiglu_forward, vf_swiglu)                                                                            \
+    VF_KERNEL(swiglu_backward, vf_swiglu_grad)                                                                      \
+    VF_KERNEL(cross_entropy, vf_cross_entropy)
 
-// The table of a target, or null if the processor cannot run it (dispatch.cpp).
+#define VF_KERNEL(name, call) int32_t (*name)(const call &);
+struct vf_kernels {
+    VF_KERNELS
+};
+#undef VF_KERNEL
+
+// The table of a target, or null if the processor cannot run it (targets.cpp).
 const vf_kernels *vf_find_kernels(int32_t target);
 
+// Only files that are compiled for a target have one; those that dispatch do without.
+#ifdef VF_TARGET
 namespace VF_TARGET {
-int32_t pull_along(const vf_pull &);
-int32_t mixture_forward(const vf_mixture &);
-int32_t mixture_backward(const vf_mixture_grad &);
-int32_t mixture_decode(const vf_mixture &);
-int32_t select_best(const vf_select &);
-int32_t pool_keys(const vf_pool &);
-int32_t chosen_keys_forward(const vf_chosen &);
-int32_t chosen_keys_backward(const vf_chosen_grad &);
-int32_t chosen_blocks_forward(const vf_chosen &);
-int32_t chosen_blocks_backward(const vf_chosen_grad &);
-int32_t pair_gate_forward(const vf_pair_gate &);
-int32_t pair_gate_backward(const vf_pair_gate_grad &);
-int32_t norm_forward(const vf_norm &);
-int32_t norm_backward(const vf_norm_grad &);
-int32_t swiglu_forward(const vf_swiglu &);
-int32_t swiglu_backward(const vf_swiglu_grad &);
-int32_t cross_entropy(const vf_cross_entropy &);
+#define VF_KERNEL(name, call) int32_t name(const call &);
+VF_KERNELS
+#undef VF_KERNEL
 extern const vf_kernels kernels;
 }  // namespace VF_TARGET
+#endif

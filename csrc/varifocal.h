@@ -28,10 +28,16 @@ typedef enum vf_status {
     VF_BAD_BRANCH = 5,   /* negative window or prefix, or a soft window with edge <= 0 */
     VF_NO_MEMORY = 6,
     VF_BAD_DTYPE = 7,
-    VF_BAD_CHOICE = 8, /* chosen keys outside the visible range or out of order, or blocks of overlapping documents */
-    VF_BAD_FORM = 9, /* unknown form of a pair gate, or a threshold outside (0, 1) */
-    VF_BAD_LABEL = 10 /* a label that is no class */
+    VF_BAD_SELECTION = 8, /* selected keys outside the visible range or out of order, or blocks of overlapping documents */
+    VF_BAD_SCORE = 9,     /* unknown score, a threshold outside (0, 1), or an empty table of biases */
+    VF_BAD_LABEL = 10     /* a label below 0, or not below the number of classes */
 } vf_status;
+
+/* Changes whenever a struct or a function does. Who loads this library at run time compares it, and the size of every
+ * struct that it passes, before the first call. */
+#define VF_ABI_VERSION 2
+VF_API int32_t vf_abi_version(void);
+VF_API int64_t vf_struct_size(const char *name); /* sizeof, such as "vf_mixture"; -1 for a name that is none */
 
 typedef enum vf_dtype { VF_FLOAT32 = 0, VF_BFLOAT16 = 1 } vf_dtype;
 
@@ -47,57 +53,92 @@ typedef struct vf_tensor {
     int64_t stride[3];
 } vf_tensor;
 
-/* One branch of a mixture. It gives key j at distance x = position - j the weight
- *   max(x < window, j - start < prefix, width ? clamp((width - x) / edge, 0, 1) * (x < limit) : 0)
+/* One branch of a mixture. To query head h it gives key j at distance x = position - j the weight
+ *   max(x < window[h], j - start < prefix[h], width ? clamp((width - x) / edge, 0, 1) * (x < limit) : 0)
  * inside the visible range start <= j <= position. */
 typedef struct vf_branch {
-    int32_t window; /* 0: no window part; INT32_MAX: causal */
-    int32_t prefix; /* 0: no prefix part */
+    const int32_t *window; /* [H]; 0: no window part, INT32_MAX: causal */
+    const int32_t *prefix; /* [H]; 0: no prefix part */
+    const float *width;    /* [B, H, T] contiguous, or null: no soft part */
     int32_t limit;
     float edge;
-    const float *width; /* [B, H, T] contiguous, or null: no soft part */
 } vf_branch;
+
+/* How a query rates a key. */
+typedef enum vf_score {
+    VF_SCORE_DOT = 0,            /* scale_h q . k */
+    VF_SCORE_PAIR_PRODUCT = 1,   /* a pair gate: scale_h q . k * s */
+    VF_SCORE_PAIR_LOG = 2,       /* scale_h q . k + log s */
+    VF_SCORE_PAIR_THRESHOLD = 3, /* the same, and pairs with s < threshold are not read */
+    VF_SCORE_DISTANCE_BIAS = 4   /* scale_h q . k + table[min(x, N - 1)] */
+} vf_score;
+
+/* A learned gate on every pair: s_ij = sigmoid(output_h . GELU(a_i + b_j) + bias_h). */
+typedef struct vf_pair_gate {
+    int64_t units;       /* P, the width of the hidden layer */
+    vf_tensor a, b;      /* [B, H, T, P] and [B, H, S, P], float32 */
+    const float *output; /* [H, P] contiguous */
+    const float *bias;   /* [H], or null: 0 */
+    float threshold;
+} vf_pair_gate;
+
+/* A table of biases by distance. A relative bias, ALiBi and any prior of positions are a table [H, N], Shaw's
+ * relative keys a table [B, H, T, N]. An entry may be -inf: that distance is not read. */
+typedef struct vf_distance_bias {
+    int64_t distances; /* N */
+    const float *table;
+    int64_t stride[3]; /* of batch, head and query; 0 for batch or query: shared. The last dimension is contiguous */
+} vf_distance_bias;
 
 typedef struct vf_mixture {
     int64_t batch, heads, kv_heads, queries, keys, head_width;
     int32_t branch_count, dtype, threads;
-    int32_t skip_closed; /* 1: a branch of weight 0 over a whole block of queries may be left out (its lse is +inf) */
+    int32_t skip_closed; /* 1: a branch of weight 0 over a whole block of queries may be left out (its logsumexp is +inf) */
+    int32_t score;       /* vf_score */
     vf_tensor q, k, v;   /* of `dtype` */
     const float *scale;  /* [H] */
     const int32_t *position, *start; /* [B, T] contiguous */
     const float *weights;            /* [B, H, T, M] contiguous, or null: every weight is 1 */
     vf_branch branch[VF_MAX_BRANCHES];
-    vf_tensor out; /* [B, H, T, D] of `dtype` */
-    float *lse;    /* [B, H, T, M] contiguous: log of the sum of weight * exp(score), -inf where a branch is empty */
+    vf_pair_gate pair;     /* read if `score` is a pair gate */
+    vf_distance_bias bias; /* read if `score` is a bias by distance */
+    vf_tensor out;         /* [B, H, T, D] of `dtype` */
+    float *logsumexp;    /* [B, H, T, M] contiguous: log of the sum of weight * exp(score), -inf where a branch is empty */
     float *norm;   /* [B, H, T, M, 2] contiguous, for the backward; may be null when none follows: the largest score,
                       in powers of 2, and 1 / sum of weight * 2^(score - largest), or 0 for an empty branch. Unlike
-                      lse these lose nothing to rounding, so the backward sees the forward's own probabilities. */
+                      logsumexp these lose nothing to rounding, so the backward sees the forward's own probabilities. */
     vf_tensor branch_out[VF_MAX_BRANCHES]; /* O_m of `dtype` for m < M - 1; data may be null when no backward follows */
 } vf_mixture;
 
-/* How far a gradient pulls along an output: dO . O for every query, 0 for one that sees no key. All that a backward needs
- * to know of outputs, so these can be freed before gradients of their size are allocated. */
-typedef struct vf_pull {
+/* delta = dO . O for every query, 0 for one that sees no key. All that a backward needs to know of outputs, so these
+ * can be freed before gradients of their size are allocated. */
+typedef struct vf_delta {
     int64_t batch, heads, queries, head_width;
     int32_t dtype, threads;
     vf_tensor grad_out, out;         /* [B, H, T, D] of `dtype` */
     const int32_t *position, *start; /* [B, T] contiguous */
-    float *pull;                     /* [B, H, T] contiguous */
-} vf_pull;
+    float *delta;                    /* [B, H, T] contiguous */
+} vf_delta;
 
-VF_API int32_t vf_pull_along(int32_t target, const vf_pull *call);
+VF_API int32_t vf_find_delta(int32_t target, const vf_delta *call);
 
 /* forward fields as they were after vf_mixture_forward; its outputs are not read */
 typedef struct vf_mixture_grad {
     vf_mixture forward;
     vf_tensor grad_out;       /* of `dtype` */
-    const float *pull;        /* [B, H, T, M] contiguous: along branch_out[m] for m < M - 1, along out for the last */
-    const float *grad_lse;    /* [B, H, T, M] contiguous, or null: 0 */
+    const float *delta;       /* [B, H, T, M] contiguous: of branch_out[m] for m < M - 1, of out for the last */
+    const float *grad_logsumexp;    /* [B, H, T, M] contiguous, or null: 0 */
     vf_tensor grad_q;         /* float32, whatever `dtype`: it is summed up in place */
     vf_tensor grad_k, grad_v; /* of `dtype` */
     int32_t accumulate;       /* 1: added to what grad_q, grad_k and grad_v hold; 0: they are overwritten */
-    float *grad_weights;        /* [B, H, T, M] contiguous, or null: not wanted */
+    float *grad_weights;      /* [B, H, T, M] contiguous, or null: not wanted */
     float *grad_width[VF_MAX_BRANCHES]; /* [B, H, T] contiguous, or null: not wanted */
+    /* Of a pair gate: all of them. Other scores leave the gradient of scale to the caller: q . dq / scale. */
+    vf_tensor grad_pair_a, grad_pair_b; /* float32 */
+    float *grad_pair_output;            /* [H, P] contiguous */
+    float *grad_pair_bias, *grad_scale; /* [H] */
+    /* Of a bias by distance: with the strides of the table, summed where they are 0; or null: not wanted. */
+    float *grad_bias_table;
 } vf_mixture_grad;
 
 VF_API int32_t vf_mixture_forward(int32_t target, const vf_mixture *call);
@@ -108,14 +149,14 @@ VF_API int32_t vf_mixture_backward(int32_t target, const vf_mixture_grad *call);
  * index wins. */
 typedef struct vf_select {
     int64_t batch, heads, kv_heads, queries, keys, head_width;
-    int64_t capacity; /* entries of `chosen` per query */
+    int64_t capacity; /* entries of `selected` per query */
     int32_t dtype, threads;
     int32_t block;    /* 0: keys */
     vf_tensor q, k;     /* of `dtype`; k.data may be null when `pooled` is given */
     vf_tensor pooled;   /* float32 [B, G, ceil(S / block), D] as vf_pool keeps it, or data null: pooled from k */
     const int32_t *position, *start; /* [B, T] contiguous */
-    const int32_t *budget;           /* [B, T] contiguous: how many to choose, as far as there are any */
-    int32_t *chosen; /* [B, H, T, capacity] contiguous, ascending: keys, or first keys of blocks; -1 beyond the chosen */
+    const int32_t *budget;           /* [B, T] contiguous: how many to select, as far as there are any */
+    int32_t *selected; /* [B, H, T, capacity] contiguous, ascending: keys, or first keys of blocks; -1 beyond the selected */
 } vf_select;
 
 VF_API int32_t vf_select_best(int32_t target, const vf_select *call);
@@ -132,9 +173,9 @@ typedef struct vf_pool {
 
 VF_API int32_t vf_pool_keys(int32_t target, const vf_pool *call);
 
-/* Softmax attention over chosen keys. block = 0: exactly the chosen keys (and the query's own if include_self).
- * block > 0: every chosen block, and the query's own block up to the query. */
-typedef struct vf_chosen {
+/* Softmax attention over selected keys. block = 0: exactly the selected keys (and the query's own if include_self).
+ * block > 0: every selected block, and the query's own block up to the query. */
+typedef struct vf_selected {
     int64_t batch, heads, kv_heads, index_heads, queries, keys, head_width; /* H a multiple of index_heads */
     int64_t capacity;
     int32_t dtype, threads;
@@ -142,65 +183,25 @@ typedef struct vf_chosen {
     vf_tensor q, k, v;               /* of `dtype` */
     const float *scale;              /* [H] */
     const int32_t *position, *start; /* [B, T] contiguous */
-    const int32_t *chosen;           /* [B, index_heads, T, capacity] contiguous, ascending, -1 beyond the chosen */
+    const int32_t *selected;           /* [B, index_heads, T, capacity] contiguous, ascending, -1 beyond the selected */
     const float *weights;            /* [B, H, T] contiguous factors of the output, or null: 1 */
     vf_tensor out;                   /* [B, H, T, D] of `dtype` */
-    float *lse;                      /* [B, H, T] contiguous, -inf where nothing is read */
-} vf_chosen;
+    float *logsumexp;                      /* [B, H, T] contiguous, -inf where nothing is read */
+} vf_selected;
 
-/* forward fields as they were after vf_attend_chosen; its output is not read */
-typedef struct vf_chosen_grad {
-    vf_chosen forward;
+/* forward fields as they were after vf_attend_selected; its output is not read */
+typedef struct vf_selected_grad {
+    vf_selected forward;
     vf_tensor grad_out;       /* of `dtype` */
-    const float *pull;        /* [B, H, T] contiguous, along out; needed for blocks only */
-    const float *grad_lse;    /* [B, H, T] contiguous, or null: 0 */
+    const float *delta;       /* [B, H, T] contiguous, of out; needed for blocks only */
+    const float *grad_logsumexp;    /* [B, H, T] contiguous, or null: 0 */
     vf_tensor grad_q;         /* float32, whatever `dtype` */
     vf_tensor grad_k, grad_v; /* of `dtype` */
     float *grad_weights;      /* [B, H, T] contiguous, or null: not wanted */
-} vf_chosen_grad;
+} vf_selected_grad;
 
-VF_API int32_t vf_attend_chosen(int32_t target, const vf_chosen *call);
-VF_API int32_t vf_attend_chosen_backward(int32_t target, const vf_chosen_grad *call);
-
-/* Softmax attention whose scores pass a learned gate on every pair of query and key:
- *   alpha_ij = scale_h q_i . k_j     l_ij = output_h . GELU(a_i + b_j) + bias_h     s_ij = sigmoid(l_ij)
- * over the keys start <= j <= position with position - j < window or j - start < prefix. */
-typedef enum vf_pair_form {
-    VF_PAIR_PRODUCT = 0,  /* score alpha * s */
-    VF_PAIR_LOG = 1,      /* score alpha + log s */
-    VF_PAIR_THRESHOLD = 2 /* the same, and pairs with s < threshold are not read */
-} vf_pair_form;
-
-typedef struct vf_pair_gate {
-    int64_t batch, heads, kv_heads, queries, keys, head_width, units; /* units: P, the width of the hidden layer */
-    int32_t dtype, threads, form;
-    float threshold;
-    int32_t window, prefix;          /* window INT32_MAX: causal */
-    vf_tensor q, k, v;               /* of `dtype` */
-    vf_tensor a, b;                  /* [B, H, T, P] and [B, H, S, P], float32 */
-    const float *output;             /* [H, P] contiguous */
-    const float *bias;               /* [H], or null */
-    const float *scale;              /* [H] */
-    const int32_t *position, *start; /* [B, T] contiguous */
-    vf_tensor out;                   /* [B, H, T, D] of `dtype` */
-    float *lse;                      /* [B, H, T] contiguous: log of the sum of exp(score), -inf where nothing is read */
-    float *norm; /* [B, H, T, 2] contiguous, for the backward: p = 2^(score log2(e) - norm[0]) norm[1]; or null */
-} vf_pair_gate;
-
-/* forward fields as they were after vf_pair_gate_forward */
-typedef struct vf_pair_gate_grad {
-    vf_pair_gate forward;
-    vf_tensor grad_out;       /* of `dtype` */
-    vf_tensor grad_q;         /* float32, whatever `dtype`: it is summed up in place */
-    vf_tensor grad_k, grad_v; /* of `dtype` */
-    vf_tensor grad_a, grad_b; /* float32 */
-    float *grad_output;       /* [H, P] contiguous */
-    float *grad_bias;         /* [H] */
-    float *grad_scale;        /* [H] */
-} vf_pair_gate_grad;
-
-VF_API int32_t vf_pair_gate_forward(int32_t target, const vf_pair_gate *call);
-VF_API int32_t vf_pair_gate_backward(int32_t target, const vf_pair_gate_grad *call);
+VF_API int32_t vf_attend_selected(int32_t target, const vf_selected *call);
+VF_API int32_t vf_attend_selected_backward(int32_t target, const vf_selected_grad *call);
 
 /* The steps of a language model between its matrix products, in float32. All arrays are contiguous. */
 

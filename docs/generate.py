@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -17,9 +15,8 @@ from torch import Tensor
 from varifocal import MECHANISMS, HeadShape, Scale, make_mechanism
 from varifocal.attention.weights import attention_weights
 from varifocal.plan.hardware import find_gpu
-from varifocal.plan.paper_order import order_checks
-from varifocal.plan.paper_plan import WAYS, paper_predictions
-from varifocal.report.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
+from varifocal.plan.paper_plan import WAYS, paper_checks
+from varifocal.report.attention_bench import growth_of_time, speedup_table
 from varifocal.report.attention_bench_plot import plot_attention_bench
 from varifocal.report.comparison_tables import (
     cost_legend,
@@ -31,11 +28,17 @@ from varifocal.report.comparison_tables import (
     verdicts,
     with_interval,
 )
-from varifocal.report.data_bench import read_data_bench, reading_table
-from varifocal.report.model_bench import model_table, read_model_bench
-from varifocal.report.plan_check import error_table, plan_table, read_plan_check
-from varifocal.report.retrofit import read_retrofit, retrofit_table
-from varifocal.results.papers import paper_tables
+from varifocal.report.data_bench import reading_table
+from varifocal.report.model_bench import model_table
+from varifocal.report.plan_check import error_table, plan_table
+from varifocal.report.retrofit import retrofit_table
+from varifocal.report.table import markdown
+from varifocal.results.attention_bench import AttentionBench
+from varifocal.results.conformance import read_conformance
+from varifocal.results.data_bench import DataBench
+from varifocal.results.model_bench import ModelBench
+from varifocal.results.plan_check import PlanCheck
+from varifocal.results.retrofit import RetrofitResult
 from varifocal.statistics.comparison import Comparison, read_comparison
 
 TOP = Path(__file__).parent.parent
@@ -76,12 +79,12 @@ def draw_mechanisms(path: Path) -> None:
 
 def conformance_table(path: Path) -> str:
     """The findings of `varifocal check --json` as a Markdown table."""
-    findings = json.loads(path.read_text(encoding="utf-8"))
+    findings = read_conformance(path)
     marks = {"kept": "✓", "broken": "✗", "not offered": "·"}
-    rows = [finding["row"] for finding in findings[0]["findings"]]
+    rows = [finding.row for finding in findings[0].findings]
     lines = [f"| | {' | '.join(rows)} |", "| --- |" + " :-: |" * len(rows)]
     lines += [
-        f"| {result['name']} | {' | '.join(marks[finding['verdict']] for finding in result['findings'])} |"
+        f"| {result.name} | {' | '.join(marks[finding.verdict] for finding in result.findings)} |"
         for result in findings
     ]
     return "\n".join(lines)
@@ -89,17 +92,16 @@ def conformance_table(path: Path) -> str:
 
 def performance(bench: AttentionBench) -> str:
     """Speed of a training pass, its memory at 8192 tokens, and decoding."""
-    shared, sizes = bench.content["environment"], bench.content["workload"]
+    shared = bench.environment
     table = speedup_table(bench, "training")
     table[0].append("memory, n = 8192")
     for line in table[1:]:
         row = bench.row(line[0], "training", 8192)
-        line.append(f"{row['memory_ratio']:.2f}x" if row and row["memory_ratio"] else "")
+        line.append(f"{row.memory_ratio:.2f}x" if row and row.memory_ratio else "")
     where = (
-        f"Forward and backward, {sizes['heads']} heads of {sizes['head_width']} with {sizes['kv_heads']} key heads, "
-        f"{str(sizes['dtype']).removeprefix('torch.')}, {shared['threads']} threads of {shared['processor']}, torch "
-        f"{shared['torch']}; speed and memory are ratios to `{bench.baseline}` in the same run. `{shared['command']}`, "
-        f"commit {shared['commit']}."
+        f"Forward and backward, {bench.workload.words}, {shared.threads} threads of {shared.processor}, torch "
+        f"{shared.torch}; speed and memory are ratios to `{bench.baseline}` in the same run. `{shared.command}`, "
+        f"commit {shared.commit}."
     )
     parts = [where, markdown(table)]
     if "decode" in bench.passes():
@@ -124,27 +126,27 @@ def bars(bench: AttentionBench) -> str:
         for length in lengths:
             row = bench.row(name, "training", length)
             aim = f" ({wanted[length]:g})" if length in wanted else ""
-            cells.append(f"{row['speedup']:.2f}{aim}" if row else aim.strip())
+            cells.append(f"{row.speedup:.2f}{aim}" if row else aim.strip())
         row = bench.row(name, "training", 8192)
-        known = row is not None and row["memory_ratio"] is not None
+        known = row is not None and row.memory_ratio is not None
         aim = f"({1.2 if name == 'sparse_geometric' else 1.0:g})"
-        cells.append(f"{row['memory_ratio']:.2f} {aim}" if row and known else f"not measured {aim}")
+        cells.append(f"{row.memory_ratio:.2f} {aim}" if row and known else f"not measured {aim}")
         table.append([name, *cells])
-    growth = {name: bench.growth(name, "training", "seconds") for name in ("local", "context_adaptive blocks")}
+    growth = {name: growth_of_time(bench, name, "training") for name in ("local", "context_adaptive blocks")}
     dense = bench.row("dense", "training", 4096)
-    sizes = bench.content["workload"]
-    products = 7 * sizes["heads"] * sizes["head_width"] * 4096**2 / dense["seconds"] / 1e9 if dense else 0.0
+    sizes = bench.workload
+    products = 7 * sizes.heads * sizes.head_width * 4096**2 / dense.seconds / 1e9 if dense else 0.0
     blocks, plain = (bench.row(name, "decode", 32768) for name in ("context_adaptive blocks", "dense"))
     reached = max(bench.lengths("training"))
     lines = [
         f"Growth of time between 4096 and {reached}: local n^{growth['local'] or 0:.2f} (aim 1.1), context_adaptive by "
         f"blocks n^{growth['context_adaptive blocks'] or 0:.2f} (aim 1.6). Dense at 4096 runs at {products:.0f} "
-        f"GFLOP/s, {products / bench.content['matmul_gflops']:.0%} of torch's matrix product in the same run.",
+        f"GFLOP/s, {products / bench.matmul_gflops:.0%} of torch's matrix product in the same run.",
     ]
     if blocks and plain:
         lines.append(
-            f"Decoding a token at 32768 keys, context_adaptive by blocks: {blocks['speedup']:.1f} times "
-            f"torch's dense attention, {plain['seconds'] / blocks['seconds']:.1f} times our own (aim 5)."
+            f"Decoding a token at 32768 keys, context_adaptive by blocks: {blocks.speedup:.1f} times "
+            f"torch's dense attention, {plain.seconds / blocks.seconds:.1f} times our own (aim 5)."
         )
     return "\n\n".join([markdown(table), *lines])
 
@@ -152,31 +154,31 @@ def bars(bench: AttentionBench) -> str:
 def model_bench(files: list[Path]) -> str:
     """Tables of `varifocal bench model`, one after the other, with their commands and notes."""
     parts = []
-    for content in map(read_model_bench, files):
-        shared = content["environment"]
-        parts.append(f"`{shared['command']}`, commit {shared['commit']}, {shared['threads']} threads.")
-        parts += content["notes"]
+    for bench in map(ModelBench.read, files):
+        shared = bench.environment
+        parts.append(f"`{shared.command}`, commit {shared.commit}, {shared.threads} threads.")
+        parts += bench.notes
         for kind, title in (("training", "A training step:"), ("decode", "Decoding, one token at a time:")):
-            parts += [title, markdown(model_table(content, kind))]
+            parts += [title, markdown(model_table(bench, kind))]
     return "\n\n".join(parts)
 
 
-def summary(bench: dict[str, Any], comparison: Comparison) -> str:
+def summary(bench: ModelBench, comparison: Comparison) -> str:
     """One line for each mechanism: what a training step costs against Hugging Face's, and the loss against dense."""
-    rows = {row["name"]: row for row in bench["rows"] if row["pass"] == "training"}
-    (length,) = {row["length"] for row in rows.values()}
+    rows = {row.name: row for row in bench.of("training")}
+    (length,) = {row.length for row in rows.values()}
     losses = {result.name: result for result in comparison.results}
     table = [["", "speed", "memory", "validation loss", f"against {comparison.baseline}"]]
     for name, row in rows.items():
         result = losses.get(name.removesuffix(" exact"))
-        memory = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.2f}x"
+        memory = "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}x"
         loss = ["", ""] if result is None else [with_interval(result.validation_loss), signed(result.difference)]
-        table.append([name, f"{row['speedup']:.2f}x", memory, *loss])
+        table.append([name, f"{row.speedup:.2f}x", memory, *loss])
     seeds = max(len(result.seeds) for result in comparison.results)
-    step, compared = bench["environment"], comparison.content["environment"]["command"]
+    step, compared = bench.environment, comparison.command
     told = (
-        f"Speed and memory: a training step of {bench['preset']} at {length} tokens against Hugging Face's Qwen3 with "
-        f"SDPA on the same weights, on {step['processor']}: `{step['command']}`, "
+        f"Speed and memory: a training step of {bench.preset} at {length} tokens against Hugging Face's Qwen3 with "
+        f"SDPA on the same weights, on {step.processor}: `{step.command}`, "
         f"memory by `--memory-of` that file. Losses: a small model on FineWeb, "
         f"same data and budget, {seeds} seeds, ± half of the 95 % interval, differences paired by seed; an interval "
         f"that holds 0 shows no difference: `{compared}`."
@@ -184,34 +186,25 @@ def summary(bench: dict[str, Any], comparison: Comparison) -> str:
     return f"{markdown(table)}\n\n{told}"
 
 
-def plan_check(content: dict[str, Any]) -> str:
+def plan_check(check: PlanCheck) -> str:
     """Errors of the cost model by preset, and every step behind them."""
-    shared = content["environment"]
-    clock = "wall clock" if content["clock"] == "wall" else "processor time, on a machine that others used too"
-    where = (
-        f"`{shared['command']}`, commit {shared['commit']}, {shared['threads']} threads of {shared['processor']}, "
-        f"{clock}."
-    )
-    return "\n\n".join([where, markdown(error_table(content)), markdown(plan_table(content))])
+    shared = check.environment
+    clock = "wall clock" if check.clock == "wall" else "processor time, on a machine that others used too"
+    where = f"`{shared.command}`, commit {shared.commit}, {shared.threads} threads of {shared.processor}, {clock}."
+    return "\n\n".join([where, markdown(error_table(check)), markdown(plan_table(check))])
 
 
 def papers_order() -> str:
     """The papers' memory and speed beside the cost model's, and a sentence for each pair in another order."""
     table = [["ratio to the baseline", "paper", *WAYS]]
     sentences: list[str] = []
-    for paper in paper_tables():
-        names = tuple(row.mechanism for row in paper.rows)
-        if paper.memory is None and paper.speed is None and paper.time is None:
-            continue
-        checks = [order_checks(paper, paper_predictions(way, names, find_gpu("a100"))) for way in WAYS]
-        for columns in zip(*checks, strict=True):
-            for rows in zip(*(column.rows for column in columns), strict=True):
-                ours = [f"{row.predicted:.2f}" for row in rows]
-                table.append(
-                    [f"{columns[0].quantity}: {rows[0].method} (`{rows[0].mechanism}`)", f"{rows[0].paper:.2f}", *ours]
-                )
-            for way, column in zip(WAYS, columns, strict=True):
-                sentences += [f"- {paper.name}, {way}: {sentence}." for sentence in column.disagreements]
+    for paper, ways in paper_checks(find_gpu("a100")):
+        for rows in zip(*(check.rows for check in ways.values()), strict=True):
+            ours = [f"{row.predicted:.2f}" for row in rows]
+            quantity = ways[WAYS[0]].quantity
+            table.append([f"{quantity}: {rows[0].method} (`{rows[0].mechanism}`)", f"{rows[0].paper:.2f}", *ours])
+        for way, check in ways.items():
+            sentences += [f"- {paper.name}, {way}: {sentence}." for sentence in check.disagreements]
     return "\n\n".join([markdown(table), "Pairs in another order than the paper's:", "\n".join(sentences)])
 
 
@@ -225,9 +218,9 @@ def fill(text: str, block: str, content: str) -> str:
 
 def comparison_block(comparison: Comparison) -> str:
     """Losses, what they allow to say, recall and cost of a comparison, with its command."""
-    shared = comparison.content["environment"]
+    shared = comparison.record.environment
     parts = [
-        f"`{shared['command']}`, commit {shared['commit']}. {scaled_down(comparison)}",
+        f"`{shared.command}`, commit {shared.commit}. {scaled_down(comparison)}",
         markdown(loss_table(comparison)),
         "\n".join(f"- {sentence}" for sentence in verdicts(comparison)),
     ]
@@ -240,13 +233,13 @@ def experiments(results: Path) -> dict[str, str]:
     """The blocks of EXPERIMENTS.md that result files fill, by name; those without a result stay as they are."""
     blocks: dict[str, str] = {}
     if (file := results / "attention_bench.json").exists():
-        blocks["bars"] = bars(read_attention_bench(file))
+        blocks["bars"] = bars(AttentionBench.read(file))
     if files := [file for length in (2048, 8192) if (file := results / f"model_bench_{length}.json").exists()]:
         blocks["model"] = model_bench(files)
     if (file := results / "data_bench.json").exists():
-        blocks["data"] = markdown(reading_table(read_data_bench(file)))
+        blocks["data"] = markdown(reading_table(DataBench.read(file)))
     if (file := results / "retrofit_smollm2.json").exists():
-        blocks["retrofit"] = markdown(retrofit_table(read_retrofit(file)))
+        blocks["retrofit"] = markdown(retrofit_table(RetrofitResult.read(file)))
     for file in sorted(results.glob("*/comparison.json")):
         blocks[file.parent.name] = comparison_block(read_comparison(file))
     return blocks
@@ -259,10 +252,10 @@ def main() -> None:
     filled = fill(filled, "conformance", conformance_table(TOP / "results/conformance.json"))
     measured = TOP / "results/attention_bench.json"
     if measured.exists():
-        filled = fill(filled, "performance", performance(read_attention_bench(measured)))
+        filled = fill(filled, "performance", performance(AttentionBench.read(measured)))
     whole, compared = TOP / "results/model_bench_2048.json", TOP / "results/fineweb/comparison.json"
     if whole.exists() and compared.exists():
-        filled = fill(filled, "results", summary(read_model_bench(whole), read_comparison(compared)))
+        filled = fill(filled, "results", summary(ModelBench.read(whole), read_comparison(compared)))
     log = TOP / "EXPERIMENTS.md"
     told = log.read_text(encoding="utf-8")
     for block, content in experiments(TOP / "results").items():
@@ -270,7 +263,7 @@ def main() -> None:
     scaling = TOP / "docs/scaling.md"
     planned = fill(scaling.read_text(encoding="utf-8"), "papers", papers_order())
     if (checked := TOP / "results/plan_check.json").exists():
-        planned = fill(planned, "plan-check", plan_check(read_plan_check(checked)))
+        planned = fill(planned, "plan-check", plan_check(PlanCheck.read(checked)))
     pages = {readme: filled, log: told, scaling: planned}
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if text != page.read_text(encoding="utf-8")]
@@ -278,7 +271,7 @@ def main() -> None:
     for page, text in pages.items():
         page.write_text(text, encoding="utf-8")
     if measured.exists():
-        plot_attention_bench(read_attention_bench(measured), TOP / "docs/pictures/attention_bench.png")
+        plot_attention_bench(AttentionBench.read(measured), TOP / "docs/pictures/attention_bench.png")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
 
 

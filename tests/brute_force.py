@@ -28,6 +28,7 @@ from varifocal import (
     Window,
 )
 from varifocal.equations.branches import Union
+from varifocal.equations.branches.head_sizes import HeadSizes
 
 Vector = list[float]
 
@@ -213,9 +214,9 @@ class World:
         if isinstance(branch, Causal):
             reads = True
         elif isinstance(branch, Window):
-            reads = query.position - branch.size < j
+            reads = distance < size_for(branch.size, query.head)
         elif isinstance(branch, Prefix):
-            reads = place < branch.size
+            reads = place < size_for(branch.size, query.head)
         elif isinstance(branch, Strided):
             reads = distance % branch.stride == 0
         elif isinstance(branch, Segments):
@@ -315,3 +316,9 @@ def is_tensor(value: object) -> bool:
 def numbers(tensor: Tensor) -> Any:
     """A tensor as nested lists of float64."""
     return tensor.detach().double().tolist()
+
+
+def size_for(sizes: HeadSizes, head: int) -> float:
+    """The size of a window or prefix in one head."""
+    size = sizes[head] if isinstance(sizes, tuple) else sizes
+    return math.inf if size is None else size

@@ -123,7 +123,7 @@ def test_check_prints_a_table_and_writes_its_findings(tmp_path: Path) -> None:
         (("check", "--row", "fixture"), "unknown conformance row 'fixture'"),
         (("bench", "attention", "--lengths", "12,x"), "lengths must be whole numbers separated by commas, got '12,x'"),
         (("bench", "attention", "--pass", "sideways"), "--pass takes forward, training, decode"),
-        (("bench", "attention", "-c", "nobody", "--lengths", "64"), "unknown contender 'nobody'; here are:"),
+        (("bench", "attention", "-c", "nobody", "--lengths", "64"), "unknown contender 'nobody'; known are"),
         (("check", "-m", "dense", "--json", "no/such/folder/x.json"), "does not exist; create it first"),
         (("check", "-m", "dense", "--heads", "3", "--kv-heads", "2"), "heads must be a multiple of kv_heads"),
         (("compare", "no/such.toml", "out"), "the config no/such.toml cannot be read: No such file or directory"),

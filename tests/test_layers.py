@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {layer: set(LAYERS[: number + 1]) for number, lay
 ALLOWED["data"] = {"data"}
 ALLOWED["report"] = {"report", "results", "statistics"}
 ALLOWED["explorer"] = {"explorer", "root", "equations", "kernels", "attention", "model", "retrofit"}
-ALLOWED["root"] = {"root", "equations", "kernels", "attention"}
+ALLOWED["root"] = {"root", "results", "equations", "kernels", "attention"}
 for layer in ("equations", "kernels", "attention"):
     ALLOWED[layer] -= {"results", "statistics"}
 for above in ("model", "retrofit", "training", "experiments", "plan", "bench", "analysis"):
@@ -144,6 +144,20 @@ def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path
     layer = layer_of(module_name(path))
     packages = {module.split(".")[0] for module in imported(path)}
     assert not {package for package in packages if package in users and layer not in users[package]}
+
+
+@every_file
+def test_records_need_the_standard_library_and_numpy_alone(path: Path) -> None:
+    if layer_of(module_name(path)) == "results":
+        packages = {module.split(".")[0] for module in imported(path)}
+        assert packages <= {*sys.stdlib_module_names, "numpy", "varifocal"}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
+def test_verb_is_options_one_call_and_words(path: Path) -> None:
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    long = {one.name for one in functions if (one.end_lineno or one.lineno) - one.lineno >= 60}
+    assert not long
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
-// Which queries read which block of keys: the choice of blocks turned round, so that a block is read once and
+// Which queries read which block of keys: the selection of blocks turned round, so that a block is read once and
 // multiplied with all its queries as a matrix.
 //
-// Every visible query reads the blocks it chose and its own, the last. Blocks are numbered in the order of their first
+// Every visible query reads the blocks it selected and its own, the last. Blocks are numbered in the order of their first
 // keys, for each row of the batch; the queries of a block in ascending order, all heads of a kv head's group together.
 #pragma once
 
 #include "attention/gather.hpp"
-#include "attention/query_tiles.hpp"
 #include "simd/scratch.hpp"
 #include "varifocal.h"
 
@@ -21,35 +20,33 @@ struct BlockIndex {
     int64_t *begin;           // [B * G, most_blocks + 1]: where a block's readers begin
     int32_t *reader;          // (query * group + head in the group) by block
     uint8_t *visible;         // [B, S]
-    Scratch fixed, sized;     // what depends on the sizes, and on the choice
-
-    void release() { fixed.release(), sized.release(); }
+    Scratch fixed, sized;     // what depends on the sizes, and on the selection
 };
 
-VF_INLINE int32_t own_block(const vf_chosen &call, int64_t at) {
+VF_INLINE int32_t own_block(const vf_selected &call, int64_t at) {
     return call.position[at] - (call.position[at] - call.start[at]) % call.block;
 }
 
 // Calls visit(first key of a block, is it the query's own) for each block that query t of a head reads; false if the
-// choice is not valid.
+// selection is not valid.
 template <typename Visit>
-VF_INLINE bool each_block(const vf_chosen &call, int64_t b, int64_t h, int64_t t, Visit visit) {
+VF_INLINE bool each_block(const vf_selected &call, int64_t b, int64_t h, int64_t t, Visit visit) {
     int64_t at = b * call.queries + t;
     int32_t start = call.start[at];
     if (start > call.position[at]) return true;
     int32_t own = own_block(call, at), last = start - 1;
-    const int32_t *chosen = choice_of(call, b, h, t);
-    for (int64_t i = 0; i < call.capacity && chosen[i] >= 0; i++) {
-        if (chosen[i] <= last || chosen[i] >= own || (chosen[i] - start) % call.block) return false;
-        visit(last = chosen[i], false);
+    const int32_t *selected = selection_of(call, b, h, t);
+    for (int64_t i = 0; i < call.capacity && selected[i] >= 0; i++) {
+        if (selected[i] <= last || selected[i] >= own || (selected[i] - start) % call.block) return false;
+        visit(last = selected[i], false);
     }
     visit(own, true);
     return true;
 }
 
-// Numbers the blocks of batch row b. False if the choice is not valid or documents overlap: a chosen block is whole,
+// Numbers the blocks of batch row b. False if the selection is not valid or documents overlap: a selected block is whole,
 // and nobody reads past the start of the next block, so every key belongs to one block.
-static bool number_blocks(BlockIndex &x, const vf_chosen &call, int64_t b) {
+static bool number_blocks(BlockIndex &x, const vf_selected &call, int64_t b) {
     int32_t *number = x.number + b * call.keys, *first = x.first + b * (call.keys + 1);
     memset(number, 0, (size_t)call.keys * sizeof(int32_t));
     bool valid = true;
@@ -75,7 +72,7 @@ static bool number_blocks(BlockIndex &x, const vf_chosen &call, int64_t b) {
 }
 
 // Counts, then places, the readers of every block of one kv head.
-static void count_readers(BlockIndex &x, const vf_chosen &call, int64_t b, int64_t g) {
+static void count_readers(BlockIndex &x, const vf_selected &call, int64_t b, int64_t g) {
     int64_t *begin = x.begin + (b * call.kv_heads + g) * (x.most_blocks + 1);
     const int32_t *number = x.number + b * call.keys;
     memset(begin, 0, (size_t)(x.most_blocks + 1) * sizeof(int64_t));
@@ -84,7 +81,7 @@ static void count_readers(BlockIndex &x, const vf_chosen &call, int64_t b, int64
             each_block(call, b, g * x.group + i, t, [&](int32_t key, bool) { begin[number[key]]++; });
 }
 
-static void place_readers(BlockIndex &x, const vf_chosen &call, int64_t b, int64_t g) {
+static void place_readers(BlockIndex &x, const vf_selected &call, int64_t b, int64_t g) {
     int64_t *begin = x.begin + (b * call.kv_heads + g) * (x.most_blocks + 1);
     const int32_t *number = x.number + b * call.keys;
     int64_t base = begin[0];
@@ -98,29 +95,31 @@ static void place_readers(BlockIndex &x, const vf_chosen &call, int64_t b, int64
     begin[0] = base;
 }
 
-[[maybe_unused]] static int32_t make_block_index(BlockIndex &x, const vf_chosen &call) {
+[[maybe_unused]] static int32_t make_block_index(BlockIndex &x, const vf_selected &call) {
     x.group = call.heads / call.kv_heads;
     int64_t pairs = call.batch * call.kv_heads, keys = call.keys;
-    if (!x.fixed.reserve(2 * Scratch::padded<int32_t>(call.batch * (keys + 1)) + Scratch::padded<int32_t>(call.batch) +
-                         Scratch::padded<uint8_t>(call.batch * keys) + Scratch::padded<int32_t>(keys + 1)))
+    int32_t *change;
+    if (!x.fixed.lay_out([&](Space &space) {
+            x.number = space.take<int32_t>(call.batch * keys);
+            x.first = space.take<int32_t>(call.batch * (keys + 1));
+            x.block_count = space.take<int32_t>(call.batch);
+            x.visible = space.take<uint8_t>(call.batch * keys);
+            change = space.take<int32_t>(keys + 1);
+        }))
         return VF_NO_MEMORY;
-    x.number = x.fixed.take<int32_t>(call.batch * keys);
-    x.first = x.fixed.take<int32_t>(call.batch * (keys + 1));
-    x.block_count = x.fixed.take<int32_t>(call.batch);
-    x.visible = x.fixed.take<uint8_t>(call.batch * keys);
-    int32_t *change = x.fixed.take<int32_t>(keys + 1);
     x.most_blocks = 0;
     for (int64_t b = 0; b < call.batch; b++) {
         mark_visible(x.visible + b * keys, change, call.position + b * call.queries, call.start + b * call.queries,
                      call.queries, keys);
-        if (!number_blocks(x, call, b)) return x.release(), VF_BAD_CHOICE;
+        if (!number_blocks(x, call, b)) return VF_BAD_SELECTION;
         x.most_blocks = most(x.most_blocks, x.block_count[b]);
     }
     int64_t readers = pairs * x.group * call.queries * (call.capacity + 1);
-    if (!x.sized.reserve(Scratch::padded<int64_t>(pairs * (x.most_blocks + 1)) + Scratch::padded<int32_t>(readers)))
-        return x.release(), VF_NO_MEMORY;
-    x.begin = x.sized.take<int64_t>(pairs * (x.most_blocks + 1));
-    x.reader = x.sized.take<int32_t>(readers);
+    if (!x.sized.lay_out([&](Space &space) {
+            x.begin = space.take<int64_t>(pairs * (x.most_blocks + 1));
+            x.reader = space.take<int32_t>(readers);
+        }))
+        return VF_NO_MEMORY;
 #pragma omp parallel for num_threads(call.threads) schedule(static)
     for (int64_t pair = 0; pair < pairs; pair++) count_readers(x, call, pair / call.kv_heads, pair % call.kv_heads);
     int64_t total = 0;

@@ -1,18 +1,11 @@
-// Products with rows that lie scattered in memory: the keys and values that single queries chose.
+// Products with rows that lie scattered in memory: the keys and values that single queries selected.
 #pragma once
 
-#include "simd/panels.hpp"
-#include "varifocal.h"
+#include "attention/tile.hpp"
 
 namespace VF_TARGET {
 
-static constexpr float LOG2E = 1.44269504f;
-
-template <typename T>
-VF_INLINE T *row_at(const vf_tensor &x, int64_t b, int64_t h, int64_t row) {
-    return (T *)x.data + b * x.stride[0] + h * x.stride[1] + row * x.stride[2];
-}
-
+// For single rows. Where there are several, dot_rows shares the horizontal sums.
 template <typename A, typename B>
 VF_INLINE float dot(const A *a, const B *b, int64_t width) {
     Vec sum = {};
@@ -76,6 +69,7 @@ static void dot_rows(float *to, const float *x, const T *base, int64_t stride, c
 template <typename T>
 static void combine_rows(float *to, const float *factor, const T *base, int64_t stride, const int32_t *list, int count,
                          int64_t width) {
+    // Vectors at once: 8 sums hide the latency of two FMA units, and a head of width 128 is one stretch on AVX-512.
     constexpr int WIDE = 8;
     int64_t d = 0;
     for (; d + WIDE * LANES <= width; d += WIDE * LANES) {
@@ -127,23 +121,23 @@ static inline void scatter_row(float *to, const float *x, const int32_t *list, i
         for (int i = 0; i < count; i++) to[(list[i] - first) * width + d] += factor[i] * x[d];
 }
 
-// What the index head of query (b, h, t) chose for it.
-VF_INLINE const int32_t *choice_of(const vf_chosen &call, int64_t b, int64_t h, int64_t t) {
+// What the index head of query (b, h, t) selected for it.
+VF_INLINE const int32_t *selection_of(const vf_selected &call, int64_t b, int64_t h, int64_t t) {
     int64_t head = h / (call.heads / call.index_heads);
-    return call.chosen + ((b * call.index_heads + head) * call.queries + t) * call.capacity;
+    return call.selected + ((b * call.index_heads + head) * call.queries + t) * call.capacity;
 }
 
-// The keys of query (b, h, t), ascending; how many, or -1 if the choice breaks its contract. `list` has room for
+// The keys of query (b, h, t), ascending; how many, or -1 if the selection breaks its contract. `list` has room for
 // capacity + 1.
-VF_INLINE int read_choice(int32_t *list, const vf_chosen &call, int64_t b, int64_t h, int64_t t) {
+VF_INLINE int read_selection(int32_t *list, const vf_selected &call, int64_t b, int64_t h, int64_t t) {
     int32_t position = call.position[b * call.queries + t], start = call.start[b * call.queries + t];
     if (start > position) return 0;
-    const int32_t *chosen = choice_of(call, b, h, t);
+    const int32_t *selected = selection_of(call, b, h, t);
     int count = 0;
     int32_t last = start - 1;
-    for (; count < call.capacity && chosen[count] >= 0; count++) {
-        if (chosen[count] <= last || chosen[count] > position) return -1;
-        last = list[count] = chosen[count];
+    for (; count < call.capacity && selected[count] >= 0; count++) {
+        if (selected[count] <= last || selected[count] > position) return -1;
+        last = list[count] = selected[count];
     }
     // The query's own key is the last it sees, so the list stays ascending.
     if (call.include_self && last != position) list[count++] = position;
@@ -151,6 +145,7 @@ VF_INLINE int read_choice(int32_t *list, const vf_chosen &call, int64_t b, int64
 }
 
 // Probabilities are computed as 2^(score - lse): the lse in base 2 as a float, and the factor that mends its rounding.
+// Half a rounding of a log-sum-exp of 20 is 7e-7 of every probability, some ten times their own rounding.
 struct Base2 {
     float lse, mend;
 };

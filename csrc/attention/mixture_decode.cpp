@@ -6,8 +6,8 @@
 #include <math.h>
 #include <omp.h>
 
+#include "attention/distance_bias.hpp"
 #include "kernels.hpp"
-#include "attention/mixture_rows.hpp"
 #include "simd/scratch.hpp"
 
 namespace VF_TARGET {
@@ -15,7 +15,6 @@ namespace VF_TARGET {
 // Keys in a chunk: 256 KB of float32 keys and values of width 128 are a task of some tens of microseconds, long beside
 // the cost of handing it out, and 32768 keys of one head still make 128 tasks.
 static constexpr int CHUNK = 256;
-static constexpr float LOG2E = 1.44269504f;
 
 namespace {
 
@@ -23,7 +22,7 @@ namespace {
 struct Head {
     Rows rows;
     Chains chains;
-    float *q;  // [T, D] times scale * log2(e)
+    float *q;  // [T, D] times scale * log2(e), so that products are scores, as powers of 2
 };
 
 // Partial results of one query over one chunk: the top score; for each link the sum and the output of what it adds
@@ -38,6 +37,7 @@ struct Partial {
 struct Work {
     float *scores;   // [rows, CHUNK]
     float *weights;  // [rows, M, CHUNK], then probabilities
+    float *merged, *mixed;  // [D]
 };
 
 struct Plan {
@@ -56,14 +56,18 @@ static Partial partial_of(const Plan &plan, int64_t pair, int64_t chunk) {
 
 // scores[i] = q . key[i] for LANES keys. One sum per key, turned into lanes by a transposition at the end: cheaper than
 // a horizontal sum for each key, and the keys stay in L1 for the next query.
+// `next` are the keys after these: asked for now, they are there when their turn comes.
 template <typename T>
-static void dot_keys(float *scores, const float *q, const T *const *key, int64_t width) {
+static void dot_keys(float *scores, const float *q, const T *const *key, const T *const *next, int64_t width) {
     Vec sum[LANES] = {};
     int64_t d = 0;
     for (; d + LANES <= width; d += LANES) {
         Vec x = load(q + d);
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) sum[i] += x * load(key[i] + d);
+        for (int i = 0; i < LANES; i++) {
+            __builtin_prefetch(next[i] + d);
+            sum[i] += x * load(key[i] + d);
+        }
     }
     transpose(sum);
     Vec total = {};
@@ -73,7 +77,8 @@ static void dot_keys(float *scores, const float *q, const T *const *key, int64_t
         for (int i = 0; i < LANES; i++) scores[i] += q[d] * to_float(key[i][d]);
 }
 
-// output += sum of p[i] * value[i] over STRIDE keys: the output is loaded and stored once for all of them.
+// output += sum of p[i] * value[i] over STRIDE keys: the output is loaded and stored once for all of them, in two chains
+// of additions. More keys at once would need more pointers than there are registers.
 static constexpr int STRIDE = 8;
 template <typename T>
 static void add_values(float *output, const float *p, const T *const *value, int64_t width) {
@@ -89,10 +94,10 @@ static void add_values(float *output, const float *p, const T *const *value, int
         for (int i = 0; i < STRIDE; i++) output[d] += to_float(value[i][d]) * p[i];
 }
 
-static bool any_of(const uint8_t *flag, int count) {
-    uint8_t any = 0;
-    for (int i = 0; i < count; i++) any |= flag[i];
-    return any;
+static bool any_of(const float *weight, int count) {
+    float any = 0;
+    for (int i = 0; i < count; i++) any += weight[i];
+    return any > 0;
 }
 
 static bool touches_chunk(const Plan &plan, const Head *heads, int32_t key) {
@@ -102,11 +107,11 @@ static bool touches_chunk(const Plan &plan, const Head *heads, int32_t key) {
     return false;
 }
 
-// The weights every link adds on the chunk's keys; needed[key] tells whether any is above 0.
-static bool weigh_chunk(const Plan &plan, const Head *heads, int32_t key, float *weights, uint8_t *needed) {
+// The weights every link adds on the chunk's keys; needed[key] is the largest of them: above 0 where a key is read.
+static bool weigh_chunk(const Plan &plan, const Head *heads, int32_t key, float *weights, float *needed) {
     int64_t branches = plan.call.branch_count;
-    bool any = false;
-    memset(needed, 0, CHUNK);
+    Vec any = {};
+    memset(needed, 0, CHUNK * sizeof(float));
     for (int64_t r = 0; r < plan.rows; r++) {
         const Head &head = heads[r / plan.call.queries];
         int row = (int)(r % plan.call.queries);
@@ -118,15 +123,14 @@ static bool weigh_chunk(const Plan &plan, const Head *heads, int32_t key, float 
                 continue;
             }
             for (int j = 0; j < CHUNK; j += LANES) {
-                store(to + j, weigh_step(head.rows, outer, inner, row, lanes() + (key + j)));
-                for (int lane = j; lane < j + LANES; lane++) {
-                    needed[lane] |= to[lane] > 0.0f;
-                    any |= to[lane] > 0.0f;
-                }
+                Vec weight = weigh_step(head.rows, outer, inner, row, lanes() + (key + j));
+                store(to + j, weight);
+                store(needed + j, max(load(needed + j), weight));
+                any = max(any, weight);
             }
         }
     }
-    return any;
+    return max_lanes(any) > 0;
 }
 
 template <typename T>
@@ -136,18 +140,17 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
     const Head *heads = plan.heads + b * call.heads + g * plan.group;
     Partial part = partial_of(plan, pair, chunk);
     int32_t key = (int32_t)(chunk * CHUNK);
-    uint8_t needed[CHUNK];
+    float needed[CHUNK];
     for (int64_t r = 0; r < plan.rows; r++) part.top[r] = -INFINITY;
     if (!touches_chunk(plan, heads, key) || !weigh_chunk(plan, heads, key, work.weights, needed)) return;
 
     // A key no query needs may hold anything, or lie past the end: a needed one stands in for it, with probability 0.
-    const T *k = (const T *)call.k.data + b * call.k.stride[0] + g * call.k.stride[1] + key * call.k.stride[2];
-    const T *v = (const T *)call.v.data + b * call.v.stride[0] + g * call.v.stride[1] + key * call.v.stride[2];
+    const T *k = row_at<T>(call.k, b, g, key), *v = row_at<T>(call.v, b, g, key);
     const T *keys[CHUNK], *values[CHUNK];
     int some = 0;
-    while (!needed[some]) some++;
+    while (!(needed[some] > 0)) some++;
     for (int j = 0; j < CHUNK; j++) {
-        int real = needed[j] ? j : some;
+        int real = needed[j] > 0 ? j : some;
         keys[j] = k + real * call.k.stride[2], values[j] = v + real * call.v.stride[2];
     }
     for (int j = 0; j < CHUNK; j += LANES) {
@@ -155,13 +158,28 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
             for (int64_t r = 0; r < plan.rows; r++) store(work.scores + r * CHUNK + j, Vec{});
             continue;
         }
+        const T *const *next = j + LANES < CHUNK ? keys + j + LANES : values;
         for (int64_t r = 0; r < plan.rows; r++)
-            dot_keys(work.scores + r * CHUNK + j, heads[r / call.queries].q + r % call.queries * width, keys + j, width);
+            dot_keys(work.scores + r * CHUNK + j, heads[r / call.queries].q + r % call.queries * width, keys + j,
+                     r == 0 ? next : keys + j, width);
     }
+
+    // What a bias adds to the products; pair gates do not come here.
+    if (call.score == VF_SCORE_DISTANCE_BIAS)
+        for (int64_t r = 0; r < plan.rows; r++) {
+            int64_t h = g * plan.group + r / call.queries, t = r % call.queries;
+            const float *table = bias_row(call.bias, b, h, t);
+            int32_t last = (int32_t)call.bias.distances - 1, farthest = call.position[b * call.queries + t] - key;
+            for (int j = 0; j < CHUNK; j += LANES) {
+                float *at = work.scores + r * CHUNK + j;
+                store(at, load(at) + bias_at(table, last, farthest - j) * LOG2E);
+            }
+        }
 
     for (int64_t r = 0; r < plan.rows; r++) {
         int links = heads[r / call.queries].chains.count;
         float *scores = work.scores + r * CHUNK, *weights = work.weights + r * branches * CHUNK;
+        // One top for all links of the chunk, so that links are added up without rescaling.
         Vec best = splat(-INFINITY);
         for (int link = 0; link < links; link++)
             for (int j = 0; j < CHUNK; j += LANES)
@@ -180,6 +198,7 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
         }
         memset(part.output + r * branches * width, 0, (size_t)(branches * width) * sizeof(float));
     }
+    // Values outside, queries inside: STRIDE values come from memory once and from L1 for every other query of the group.
     for (int j = 0; j < CHUNK; j += STRIDE) {
         if (!any_of(needed + j, STRIDE)) continue;
         for (int64_t r = 0; r < plan.rows; r++) {
@@ -202,8 +221,9 @@ static void merge(const Plan &plan, int64_t b, int64_t h, int64_t t, float *outp
     int64_t pair = b * call.kv_heads + h / plan.group, r = h % plan.group * call.queries + t;
     const Chains &chains = plan.heads[b * call.heads + h].chains;
     memset(mixed, 0, (size_t)width * sizeof(float));
-    for (int m = 0; m < branches; m++) call.lse[query * branches + m] = INFINITY;
+    for (int m = 0; m < branches; m++) call.logsumexp[query * branches + m] = INFINITY;
     float top = -INFINITY;
+    // The whole query's top first: every chunk is then brought to it by one factor of at most 1.
     for (int64_t c = 0; c < plan.chunks; c++) top = fmaxf(top, partial_of(plan, pair, c).top[r]);
     float sum = 0;
     for (int link = 0; link < chains.count; link++) {
@@ -217,13 +237,13 @@ static void merge(const Plan &plan, int64_t b, int64_t h, int64_t t, float *outp
             for (int64_t d = 0; d < width; d++) output[d] += share * from[d];
         }
         int m = chains.branch[link];
-        call.lse[query * branches + m] =
-            sum > 0 ? natural_lse(top, sum) : -INFINITY;
+        call.logsumexp[query * branches + m] =
+            sum > 0 ? natural_logsumexp(top, sum) : -INFINITY;
         float factor = sum > 0 ? 1.0f / sum : 0.0f;
         float share = call.weights ? call.weights[query * branches + m] * factor : factor;
         for (int64_t d = 0; d < width; d++) mixed[d] += share * output[d];
     }
-    T *out = (T *)call.out.data + b * call.out.stride[0] + h * call.out.stride[1] + t * call.out.stride[2];
+    T *out = row_at<T>(call.out, b, h, t);
     for (int64_t d = 0; d < width; d++) put(out + d, mixed[d]);
 }
 
@@ -234,9 +254,9 @@ static void read_head(const vf_mixture &call, Head &head, int64_t b, int64_t h) 
     bool open[VF_MAX_BRANCHES];
     find_open(open, call,
               call.weights ? call.weights + (b * call.heads + h) * call.queries * call.branch_count : nullptr, count);
-    head.chains = make_chains(call, open);
+    head.chains = make_chains(call, h, open);
     for (int t = 0; t < count; t++) {
-        const T *q = (const T *)call.q.data + b * call.q.stride[0] + h * call.q.stride[1] + t * call.q.stride[2];
+        const T *q = row_at<T>(call.q, b, h, t);
         for (int64_t d = 0; d < call.head_width; d++)
             head.q[t * call.head_width + d] = to_float(q[d]) * (call.scale[h] * LOG2E);
     }
@@ -247,28 +267,33 @@ static int32_t run(const vf_mixture &call) {
     int64_t group = call.heads / call.kv_heads, rows = group * call.queries, width = call.head_width;
     int64_t pairs = call.batch * call.kv_heads, heads = call.batch * call.heads, branches = call.branch_count;
     int64_t chunks = (call.keys + CHUNK - 1) / CHUNK, parts = pairs * chunks * rows;
-    size_t work_floats = Scratch::padded<float>(rows * CHUNK * (1 + branches) + 2 * width);
-    size_t work_bytes = Scratch::padded<Work>(1) + work_floats;
+    Head *head;
+    float *q;
+    Partial all;
+    char *works;
+    auto lay_out_work = [&](Work &work, Space &space) {
+        work.scores = space.take<float>(rows * CHUNK), work.weights = space.take<float>(rows * branches * CHUNK);
+        work.merged = space.take<float>(width), work.mixed = space.take<float>(width);
+    };
+    size_t work_bytes = measure([&](Space &space) {
+        Work work;
+        lay_out_work(work, space);
+    });
     Scratch scratch;
-    if (!scratch.reserve(Scratch::padded<Head>(heads) + Scratch::padded<float>(heads * call.queries * width) +
-                         Scratch::padded<float>(parts) + Scratch::padded<float>(parts * branches) +
-                         Scratch::padded<float>(parts * branches * width) +
-                         Scratch::padded<char>(work_bytes * call.threads)))
+    if (!scratch.lay_out([&](Space &space) {
+            head = space.take<Head>(heads), q = space.take<float>(heads * call.queries * width);
+            all.top = space.take<float>(parts), all.sum = space.take<float>(parts * branches);
+            all.output = space.take<float>(parts * branches * width);
+            works = space.take<char>((int64_t)work_bytes * call.threads);
+        }))
         return VF_NO_MEMORY;
-    Head *head = scratch.take<Head>(heads);
-    float *q = scratch.take<float>(heads * call.queries * width);
-    Partial all = {scratch.take<float>(parts), scratch.take<float>(parts * branches),
-                   scratch.take<float>(parts * branches * width)};
-    char *works = scratch.take<char>(work_bytes * call.threads);
     Plan plan = {call, group, rows, chunks, head, all};
 
 #pragma omp parallel num_threads(call.threads)
     {
-        char *piece = works + work_bytes * omp_get_thread_num();
-        Work &work = *(Work *)piece;
-        work.scores = (float *)(piece + Scratch::padded<Work>(1));
-        work.weights = work.scores + rows * CHUNK;
-        float *merged = work.weights + rows * branches * CHUNK;
+        Work work;
+        Space space = {(uintptr_t)works + work_bytes * (size_t)omp_get_thread_num()};
+        lay_out_work(work, space);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < heads; i++) {
             head[i].q = q + i * call.queries * width;
@@ -280,10 +305,9 @@ static int32_t run(const vf_mixture &call) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < heads * call.queries; i++) {
             int64_t h = i / call.queries;
-            merge<T>(plan, h / call.heads, h % call.heads, i % call.queries, merged, merged + width);
+            merge<T>(plan, h / call.heads, h % call.heads, i % call.queries, work.merged, work.mixed);
         }
     }
-    scratch.release();
     return VF_OK;
 }
 

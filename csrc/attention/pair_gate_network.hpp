@@ -14,7 +14,8 @@
 
 namespace VF_TARGET {
 
-// Queries that go through the network together. GROUP * NV chains of dependent FMAs hide each other's latency.
+// Queries that go through the network together. GROUP * NV chains of dependent FMAs hide each other's latency: 8 on
+// AVX-512 and NEON, 4 on targets of 16 registers, where more would not fit beside the polynomial's constants.
 constexpr int GROUP = LANES == 16 ? 4 : 2;
 static_assert(MR % GROUP == 0, "a register tile of queries is a whole number of groups");
 

@@ -1,5 +1,5 @@
 // Means of blocks of keys. A block's row is (index of its first key) / block: blocks of one document follow each
-// other row by row, and of two documents only the unfinished last block of the first, which no query may choose, can
+// other row by row, and of two documents only the unfinished last block of the first, which no query may select, can
 // share a row with the second.
 #pragma once
 
@@ -19,7 +19,7 @@ VF_INLINE void add_to_mean(float *mean, const T *key, int64_t width, int32_t blo
     for (; d < width; d++) mean[d] = (first ? 0.0f : mean[d]) + to_float(key[d]) * part;
 }
 
-// The blocks before its own that a query may choose: rows [first, end) of the pooled keys.
+// The blocks before its own that a query may select: rows [first, end) of the pooled keys.
 struct BlockRange {
     int32_t first, end;
 };

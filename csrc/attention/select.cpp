@@ -8,24 +8,21 @@
 #include "attention/gather.hpp"
 #include "kernels.hpp"
 #include "simd/matmul.hpp"
-#include "attention/query_tiles.hpp"
 #include "attention/pooled.hpp"
 #include "simd/scratch.hpp"
 
 namespace VF_TARGET {
 
-// Keys scored at a time: 96 x 128 scores are 48 KB, they reach the candidates from L1 or just behind it.
-static constexpr int KEYS = 128, PANELS = KEYS / NR;
-// Packed keys of several kv heads share a wave while they fit here; a wave ends with a barrier.
-static constexpr int64_t WAVE_BYTES = 16 << 20;
+// Keys scored at a time: 96 x 128 scores are 48 KB, they reach the candidates from L1 or from L2.
+static constexpr int SCORED = 128, SCORED_PANELS = SCORED / NR;
 // Up to this many rows of queries per kv head, dot products with the keys where they lie cost less than packing.
 static constexpr int64_t FEW_ROWS = 16;
-// Keys of a task when there are few rows.
+// Keys of a task when there are few rows: 256 KB of float32 keys of width 128, some 20 us, long beside handing it out.
 static constexpr int CHUNK = 512;
 
 namespace {
 
-// What is ranked: rows of `k` instead of the call's keys if blocks are chosen, and the range of them a query may choose.
+// What is ranked: rows of `k` instead of the call's keys if blocks are selected, and the range of them a query may select.
 struct Ranking {
     const vf_select &call;
     vf_tensor k;
@@ -36,7 +33,7 @@ struct Ranking {
 
 struct Block {
     float *q;                   // [D, BLOCK] panels
-    float *scores;              // [BLOCK, KEYS] panels
+    float *scores;              // [BLOCK, SCORED] panels
     int32_t *ranks, *keys;      // [BLOCK, room]
     Candidates row[BLOCK];
     int32_t first[BLOCK], last[BLOCK];
@@ -47,7 +44,7 @@ struct Block {
 
 }  // namespace
 
-// How many of its keys a query chooses. `all`: every one it sees, so that no score is needed.
+// How many of its keys a query selects. `all`: every one it sees, so that no score is needed.
 static int32_t wanted_keys(const Ranking &r, int64_t at, bool *all) {
     int64_t seen = (int64_t)r.position[at] - r.start[at] + 1, wanted = r.call.budget[at];
     if (wanted > r.call.capacity) wanted = r.call.capacity;
@@ -57,28 +54,28 @@ static int32_t wanted_keys(const Ranking &r, int64_t at, bool *all) {
     return (int32_t)wanted;
 }
 
-// Writes the choice of query (b, t) of a head.
-static void write_choice(const Ranking &r, Candidates &c, int64_t b, int64_t h, int64_t t) {
+// Writes the selection of query (b, t) of a head.
+static void write_selection(const Ranking &r, Candidates &c, int64_t b, int64_t h, int64_t t) {
     const vf_select &call = r.call;
     int64_t at = b * call.queries + t;
-    int32_t *chosen = call.chosen + ((b * call.heads + h) * call.queries + t) * call.capacity;
+    int32_t *selected = call.selected + ((b * call.heads + h) * call.queries + t) * call.capacity;
     bool all;
     int32_t wanted = wanted_keys(r, at, &all), count = wanted;
     if (all) {
-        for (int32_t i = 0; i < wanted; i++) chosen[i] = r.start[at] + i;
+        for (int32_t i = 0; i < wanted; i++) selected[i] = r.start[at] + i;
     } else {
         prune(c, true);
         count = c.count;
-        memcpy(chosen, c.key, (size_t)count * sizeof(int32_t));
+        memcpy(selected, c.key, (size_t)count * sizeof(int32_t));
     }
     if (call.block)  // rows of means become first keys
         for (int32_t i = 0; i < count; i++)
-            chosen[i] = call.start[at] + (chosen[i] - call.start[at] / call.block) * call.block;
-    for (int64_t i = count; i < call.capacity; i++) chosen[i] = -1;
+            selected[i] = call.start[at] + (selected[i] - call.start[at] / call.block) * call.block;
+    for (int64_t i = count; i < call.capacity; i++) selected[i] = -1;
 }
 
 template <typename Q>
-static void choose(Block &block, const Ranking &r, int64_t b, int64_t h, int64_t begin, const float *k) {
+static void select(Block &block, const Ranking &r, int64_t b, int64_t h, int64_t begin, const float *k) {
     const vf_select &call = r.call;
     int64_t width = call.head_width;
     int count = least(BLOCK, call.queries - begin), tiles = (count + MR - 1) / MR;
@@ -102,82 +99,90 @@ static void choose(Block &block, const Ranking &r, int64_t b, int64_t h, int64_t
     if (most_last >= 0)
         pack(block.q, BLOCK, (const Q *)call.q.data + b * call.q.stride[0] + h * call.q.stride[1] + begin * call.q.stride[2],
              call.q.stride[2], count, width, 1.0f, keep);
-    for (int64_t key = most_last < 0 ? 0 : least_first / KEYS * KEYS; key <= most_last; key += KEYS) {
-        for (int p = 0; p < PANELS; p++)
+    for (int64_t key = most_last < 0 ? 0 : least_first / SCORED * SCORED; key <= most_last; key += SCORED) {
+        // Register tiles that no query of the block looks at are left out, as in the tile pass.
+        for (int p = 0; p < SCORED_PANELS; p++)
             for (int tile = 0; tile < tiles; tile++)
                 if (key + p * NR <= block.tile[tile].most_last && key + (p + 1) * NR > block.tile[tile].least_first)
                     multiply_tile(block.scores + (p * BLOCK + tile * MR) * NR, block.q + tile * MR * NR, BLOCK * NR,
                                   k + (key + p * NR) * width, width, false);
         for (int row = 0; row < count; row++) {
-            if (key > block.last[row] || key + KEYS <= block.first[row]) continue;
-            offer(block.row[row], block.scores + row * NR, BLOCK * NR, PANELS, (int32_t)key, block.first[row],
+            if (key > block.last[row] || key + SCORED <= block.first[row]) continue;
+            offer(block.row[row], block.scores + row * NR, BLOCK * NR, SCORED_PANELS, (int32_t)key, block.first[row],
                   block.last[row]);
         }
     }
-    for (int row = 0; row < count; row++) write_choice(r, block.row[row], b, h, begin + row);
+    for (int row = 0; row < count; row++) write_selection(r, block.row[row], b, h, begin + row);
 }
 
 template <typename Q, typename K>
-static int32_t choose_in_tiles(const Ranking &r) {
+static int32_t select_in_tiles(const Ranking &r) {
     const vf_select &call = r.call;
     int64_t width = call.head_width, padded = round_up(width, NR), group = call.heads / call.kv_heads;
-    int64_t key_blocks = (r.keys + KEYS - 1) / KEYS, query_blocks = (call.queries + BLOCK - 1) / BLOCK;
-    int64_t pairs = call.batch * call.kv_heads, k_size = key_blocks * KEYS * width;
-    int64_t wave = k_size ? WAVE_BYTES / (k_size * (int64_t)sizeof(float)) : pairs;
-    wave = wave < 1 ? 1 : wave > pairs ? pairs : wave;
+    int64_t key_blocks = (r.keys + SCORED - 1) / SCORED, query_blocks = (call.queries + BLOCK - 1) / BLOCK;
+    int64_t pairs = call.batch * call.kv_heads, k_size = key_blocks * SCORED * width;
+    int64_t wave = wave_of(pairs, k_size * (int64_t)sizeof(float), WAVE_BYTES);
     int64_t candidates = BLOCK * room(call.capacity);
-    size_t piece_bytes = Scratch::padded<Block>(1) + Scratch::padded<float>(BLOCK * (padded + KEYS)) +
-                         2 * Scratch::padded<int32_t>(candidates);
+    auto lay_out_block = [&](Block &block, Space &space) {
+        block.q = space.take<float>(BLOCK * padded), block.scores = space.take<float>(BLOCK * SCORED);
+        block.ranks = space.take<int32_t>(candidates), block.keys = space.take<int32_t>(candidates);
+    };
+    size_t block_bytes = measure([&](Space &space) {
+        Block block;
+        lay_out_block(block, space);
+    });
+    float *k;
+    char *blocks;
     Scratch scratch;
-    if (!scratch.reserve(Scratch::padded<float>(k_size * wave) + piece_bytes * call.threads)) return VF_NO_MEMORY;
-    float *k = scratch.take<float>(k_size * wave);
-    char *pieces = scratch.take<char>(piece_bytes * call.threads);
+    if (!scratch.lay_out([&](Space &space) {
+            k = space.take<float>(k_size * wave);
+            blocks = space.take<char>((int64_t)block_bytes * call.threads);
+        }))
+        return VF_NO_MEMORY;
 
 #pragma omp parallel num_threads(call.threads)
     {
-        char *piece = pieces + piece_bytes * omp_get_thread_num();
-        Block &block = *(Block *)piece;
-        block.q = (float *)(piece + Scratch::padded<Block>(1));
-        block.scores = block.q + BLOCK * padded;
-        block.ranks = (int32_t *)(block.scores + BLOCK * KEYS);
-        block.keys = block.ranks + candidates;
+        Block block;
+        Space space = {(uintptr_t)blocks + block_bytes * (size_t)omp_get_thread_num()};
+        lay_out_block(block, space);
         for (int64_t base = 0; base < pairs; base += wave) {
             int64_t here = least(wave, pairs - base);
 #pragma omp for schedule(dynamic)
             for (int64_t task = 0; task < here * key_blocks; task++) {
-                int64_t pair = base + task / key_blocks, key = task % key_blocks * KEYS, b = pair / call.kv_heads;
-                pack_transposed(k + task / key_blocks * k_size + key * width, KEYS,
+                int64_t pair = base + task / key_blocks, key = task % key_blocks * SCORED, b = pair / call.kv_heads;
+                pack_transposed(k + task / key_blocks * k_size + key * width, SCORED,
                                 (const K *)r.k.data + b * r.k.stride[0] + pair % call.kv_heads * r.k.stride[1] +
                                     key * r.k.stride[2],
-                                r.k.stride[2], least(KEYS, r.keys - key), width, r.visible + b * r.keys + key);
+                                r.k.stride[2], least(SCORED, r.keys - key), width, r.visible + b * r.keys + key);
             }
             // Late blocks see the most keys: longest tasks first, so that threads end together.
 #pragma omp for schedule(dynamic)
             for (int64_t task = 0; task < here * group * query_blocks; task++) {
                 int64_t qb = query_blocks - 1 - task / (here * group), head = task % (here * group);
                 int64_t pair = base + head / group;
-                choose<Q>(block, r, pair / call.kv_heads, pair % call.kv_heads * group + head % group, qb * BLOCK,
+                select<Q>(block, r, pair / call.kv_heads, pair % call.kv_heads * group + head % group, qb * BLOCK,
                           k + head / group * k_size);
             }
         }
     }
-    scratch.release();
     return VF_OK;
 }
 
 // A few queries against a long cache: all scores of a kv head first, split over chunks of keys, then one scan a query.
 template <typename Q, typename K>
-static int32_t choose_for_few(const Ranking &r) {
+static int32_t select_for_few(const Ranking &r) {
     const vf_select &call = r.call;
     int64_t width = call.head_width, group = call.heads / call.kv_heads, rows = group * call.queries;
     int64_t pairs = call.batch * call.kv_heads, chunks = (r.keys + CHUNK - 1) / CHUNK, padded = chunks * CHUNK;
     int64_t space = room(call.capacity);
+    float *scores, *q;
+    int32_t *buffers;
     Scratch scratch;
-    if (!scratch.reserve(Scratch::padded<float>(pairs * rows * padded) + Scratch::padded<float>(pairs * rows * width) +
-                         Scratch::padded<int32_t>(2 * space * call.threads)))
+    if (!scratch.lay_out([&](Space &s) {
+            scores = s.take<float>(pairs * rows * padded), q = s.take<float>(pairs * rows * width);
+            buffers = s.take<int32_t>(2 * space * call.threads);
+        }))
         return VF_NO_MEMORY;
-    float *scores = scratch.take<float>(pairs * rows * padded), *q = scratch.take<float>(pairs * rows * width);
-    int32_t *buffers = scratch.take<int32_t>(2 * space * call.threads);
     for (int64_t i = 0; i < pairs * rows; i++) {
         int64_t b = i / rows / call.kv_heads, h = i / rows % call.kv_heads * group + i % rows / call.queries;
         const Q *from = (const Q *)call.q.data + b * call.q.stride[0] + h * call.q.stride[1] +
@@ -206,32 +211,31 @@ static int32_t choose_for_few(const Ranking &r) {
             start_candidates(c, own, own + space, wanted_keys(r, at, &all));
             if (!all)
                 offer(c, scores + i * padded, NR, (int)(padded / NR), 0, r.start[at], r.position[at]);
-            write_choice(r, c, b, h, t);
+            write_selection(r, c, b, h, t);
         }
     }
-    scratch.release();
     return VF_OK;
 }
 
 template <typename Q, typename K>
-static int32_t choose_from(const vf_select &call, const vf_tensor &k, int64_t keys, const int32_t *position,
+static int32_t select_from(const vf_select &call, const vf_tensor &k, int64_t keys, const int32_t *position,
                            const int32_t *start) {
+    uint8_t *visible;
+    int32_t *change;
     Scratch scratch;
-    if (!scratch.reserve(Scratch::padded<uint8_t>(call.batch * keys) + Scratch::padded<int32_t>(keys + 1)))
+    if (!scratch.lay_out([&](Space &space) {
+            visible = space.take<uint8_t>(call.batch * keys), change = space.take<int32_t>(keys + 1);
+        }))
         return VF_NO_MEMORY;
-    uint8_t *visible = scratch.take<uint8_t>(call.batch * keys);
-    int32_t *change = scratch.take<int32_t>(keys + 1);
     for (int64_t b = 0; b < call.batch; b++)
         mark_visible(visible + b * keys, change, position + b * call.queries, start + b * call.queries, call.queries,
                      keys);
     Ranking ranking = {call, k, keys, position, start, visible};
-    int32_t status = call.heads / call.kv_heads * call.queries <= FEW_ROWS ? choose_for_few<Q, K>(ranking)
-                                                                            : choose_in_tiles<Q, K>(ranking);
-    scratch.release();
-    return status;
+    bool few = call.heads / call.kv_heads * call.queries <= FEW_ROWS;
+    return few ? select_for_few<Q, K>(ranking) : select_in_tiles<Q, K>(ranking);
 }
 
-// The first key of every block some query may choose, -1 for rows no one asks for; false if documents overlap.
+// The first key of every block some query may select, -1 for rows no one asks for; false if documents overlap.
 static bool find_blocks(const vf_select &call, int64_t b, int64_t rows, int32_t *first, int32_t *farthest) {
     for (int64_t j = 0; j < call.keys; j++) farthest[j] = -1;
     for (int64_t row = 0; row < rows; row++) first[row] = -1;
@@ -250,30 +254,27 @@ static bool find_blocks(const vf_select &call, int64_t b, int64_t rows, int32_t 
 }
 
 template <typename T>
-static int32_t choose_blocks(const vf_select &call) {
+static int32_t select_blocks(const vf_select &call) {
     int64_t rows = (call.keys + call.block - 1) / call.block, width = call.head_width, pairs = call.batch * call.kv_heads;
     bool given = call.pooled.data != nullptr;
+    vf_tensor pooled = call.pooled;
+    int32_t *position, *start, *first, *farthest;
     Scratch scratch;
-    if (!scratch.reserve(2 * Scratch::padded<int32_t>(call.batch * call.queries) +
-                         (given ? 0 : Scratch::padded<float>(pairs * rows * width) +
-                                          Scratch::padded<int32_t>(call.batch * rows) +
-                                          Scratch::padded<int32_t>(call.keys))))
+    if (!scratch.lay_out([&](Space &space) {
+            position = space.take<int32_t>(call.batch * call.queries);
+            start = space.take<int32_t>(call.batch * call.queries);
+            if (given) return;
+            pooled = {space.take<float>(pairs * rows * width), {call.kv_heads * rows * width, rows * width, width}};
+            first = space.take<int32_t>(call.batch * rows), farthest = space.take<int32_t>(call.keys);
+        }))
         return VF_NO_MEMORY;
-    int32_t *position = scratch.take<int32_t>(call.batch * call.queries);
-    int32_t *start = scratch.take<int32_t>(call.batch * call.queries);
     for (int64_t at = 0; at < call.batch * call.queries; at++) {
         BlockRange range = earlier_blocks(call.position[at], call.start[at], call.block);
         start[at] = range.first, position[at] = range.end - 1;
     }
-    vf_tensor pooled = call.pooled;
     if (!given) {
-        pooled = {scratch.take<float>(pairs * rows * width), {call.kv_heads * rows * width, rows * width, width}};
-        int32_t *first = scratch.take<int32_t>(call.batch * rows), *farthest = scratch.take<int32_t>(call.keys);
         for (int64_t b = 0; b < call.batch; b++)
-            if (!find_blocks(call, b, rows, first + b * rows, farthest)) {
-                scratch.release();
-                return VF_BAD_CHOICE;
-            }
+            if (!find_blocks(call, b, rows, first + b * rows, farthest)) return VF_BAD_SELECTION;
 #pragma omp parallel for num_threads(call.threads) schedule(static)
         for (int64_t task = 0; task < pairs * rows; task++) {
             int64_t b = task / rows / call.kv_heads, g = task / rows % call.kv_heads;
@@ -284,14 +285,12 @@ static int32_t choose_blocks(const vf_select &call) {
                 add_to_mean((float *)pooled.data + task * width, k + j * call.k.stride[2], width, call.block, j == 0);
         }
     }
-    int32_t status = choose_from<T, float>(call, pooled, rows, position, start);
-    scratch.release();
-    return status;
+    return select_from<T, float>(call, pooled, rows, position, start);
 }
 
 template <typename T>
 static int32_t run(const vf_select &call) {
-    return call.block ? choose_blocks<T>(call) : choose_from<T, T>(call, call.k, call.keys, call.position, call.start);
+    return call.block ? select_blocks<T>(call) : select_from<T, T>(call, call.k, call.keys, call.position, call.start);
 }
 
 int32_t select_best(const vf_select &call) {

@@ -19,7 +19,8 @@ VF_INLINE void store_tile(const Vec (&sum)[ROWS][NV], float *c, bool accumulate)
         }
 }
 
-// One step of the sum: sum[row] += a[row * row_step] * b[0..NR).
+// One step of the sum: sum[row] += a[row * row_step] * b[0..NR). ROWS * NV multiply-adds for NV + ROWS loads, so the FMA
+// units are the limit, not the load ports. The loops must be unrolled for `sum` to live in registers.
 template <int ROWS, int ROW_STEP>
 VF_INLINE void step(Vec (&sum)[ROWS][NV], const float *a, const float *b) {
     Vec right[NV];

@@ -32,7 +32,8 @@ static void pack(float *panels, int64_t padded_rows, const T *source, int64_t ro
     }
 }
 
-// One step of a transposition: in every block of 2 GAP rows and lanes the off-diagonal halves change places.
+// Transposing LANES x LANES blocks in registers: log2(LANES) rounds of exchanges, each twice as wide as the one before,
+// instead of LANES^2 scalar stores. One step: in every block of 2 GAP rows and lanes the off-diagonal halves change places.
 template <int GAP>
 VF_INLINE void exchange(Vec *row) {
     Ints upper = (lanes() & GAP) != 0;

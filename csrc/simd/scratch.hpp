@@ -1,4 +1,7 @@
-// Memory for the length of one call: one aligned piece, handed out front to back.
+// Memory for the length of one call: one aligned piece, handed out front to back, given back when the call is over.
+//
+// What a call needs is written down once, as a function that takes its arrays from a Space. It runs twice: over nothing,
+// to find out how much that is, and over the memory itself.
 #pragma once
 
 #include <stdlib.h>
@@ -7,37 +10,45 @@
 
 namespace VF_TARGET {
 
-struct Scratch {
-    char *base = nullptr;
-    size_t size = 0, used = 0;
+struct Space {
+    uintptr_t base = 0;
+    size_t used = 0;
 
-    bool reserve(size_t bytes) {
-        size = (bytes + 4095) / 4096 * 4096;
-        base = size ? (char *)aligned_alloc(4096, size) : nullptr;
-        return base || !size;
-    }
     // 64 bytes apart: a cache line, and a whole vector of any target.
     template <typename T>
-    T *take(size_t count) {
+    T *take(int64_t count) {
         T *piece = (T *)(base + used);
-        used += padded<T>(count);
+        used += ((size_t)count * sizeof(T) + 63) / 64 * 64;
         return piece;
     }
-    template <typename T>
-    static size_t padded(size_t count) {
-        return (count * sizeof(T) + 63) / 64 * 64;
-    }
-    void release() { free(base), base = nullptr; }
 };
 
-// 1 for every key that some query of batch row b may see. Others may hold anything and are packed as 0.
-[[maybe_unused]] static void mark_visible(uint8_t *visible, int32_t *change, const int32_t *position, const int32_t *start,
-                         int64_t queries, int64_t keys) {
-    memset(change, 0, (size_t)(keys + 1) * sizeof(int32_t));
-    for (int64_t t = 0; t < queries; t++)
-        if (start[t] <= position[t]) change[start[t]]++, change[position[t] + 1]--;
-    int32_t depth = 0;
-    for (int64_t j = 0; j < keys; j++) visible[j] = (depth += change[j]) > 0;
+// Bytes that `lay_out(Space &)` takes.
+template <typename LayOut>
+VF_INLINE size_t measure(LayOut lay_out) {
+    Space space;
+    lay_out(space);
+    return space.used;
 }
+
+struct Scratch {
+    char *base = nullptr;
+
+    Scratch() = default;
+    Scratch(const Scratch &) = delete;
+    Scratch &operator=(const Scratch &) = delete;
+    ~Scratch() { free(base); }
+
+    // False if there is no memory. Pages, so that no two calls share one.
+    template <typename LayOut>
+    bool lay_out(LayOut lay_out) {
+        size_t bytes = (measure(lay_out) + 4095) / 4096 * 4096;
+        base = bytes ? (char *)aligned_alloc(4096, bytes) : nullptr;
+        if (bytes && !base) return false;
+        Space space = {(uintptr_t)base};
+        lay_out(space);
+        return true;
+    }
+};
 
 }  // namespace VF_TARGET

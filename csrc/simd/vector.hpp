@@ -26,10 +26,14 @@ constexpr int LANES = 4, NR = 8, MR = 4, TR = 4;  // 16 registers of SSE2: 8 acc
 #endif
 constexpr int NV = NR / LANES;  // vectors in a panel row
 
+// Scores are kept as powers of 2, because exp2 below is cheaper than exp: a score times LOG2E, and back by LN2.
+constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));  // unsigned: overflow is defined
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+// Unaligned, and over memory of any type: rows of tensors begin anywhere.
 typedef float LooseVec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t LooseHalves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
@@ -37,6 +41,7 @@ VF_INLINE Vec load(const float *from) { return *(const LooseVec *)from; }
 VF_INLINE void store(float *to, Vec x) { *(LooseVec *)to = x; }
 VF_INLINE Vec splat(float x) { return x - Vec{}; }
 VF_INLINE Ints splat(int32_t x) { return x - Ints{}; }
+// As the instructions have it: b where either is NaN.
 VF_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 VF_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
@@ -65,6 +70,17 @@ VF_INLINE Vec swap_lanes(Vec x) {
     return y;
 #else
     return __builtin_shuffle(x, lanes() ^ GAP);
+#endif
+}
+
+// The lanes in the opposite order.
+VF_INLINE Vec reversed(Vec x) {
+#if defined(__clang__)
+    Vec y;
+    for (int lane = 0; lane < LANES; lane++) y[lane] = x[LANES - 1 - lane];
+    return y;
+#else
+    return __builtin_shuffle(x, LANES - 1 - lanes());
 #endif
 }
 

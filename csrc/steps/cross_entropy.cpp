@@ -6,8 +6,6 @@
 
 namespace VF_TARGET {
 
-static constexpr float LOG2_E = 1.44269504f;
-
 // Once over the row: its largest entry; NaN if an entry is NaN or +infinity.
 static float highest(const float *row, int64_t classes) {
     Vec most = splat(-INFINITY);
@@ -30,16 +28,17 @@ static float highest(const float *row, int64_t classes) {
 
 // exp(row - highest) in place, and its sum.
 static float exponentials(float *row, int64_t classes, float highest) {
+    // Two sums: rows are 150,000 long, and one chain of additions would be slower than memory.
     Vec even{}, odd{};
     int64_t at = 0;
     for (; at + 2 * LANES <= classes; at += 2 * LANES) {
-        Vec x = exp2((load(row + at) - highest) * LOG2_E), y = exp2((load(row + at + LANES) - highest) * LOG2_E);
+        Vec x = exp2((load(row + at) - highest) * LOG2E), y = exp2((load(row + at + LANES) - highest) * LOG2E);
         even += x, odd += y;
         store(row + at, x), store(row + at + LANES, y);
     }
     float sum = sum_lanes(even + odd);
     for (; at < classes; at++) {
-        row[at] = exp2(splat((row[at] - highest) * LOG2_E))[0];
+        row[at] = exp2(splat((row[at] - highest) * LOG2E))[0];
         sum += row[at];
     }
     return sum;

@@ -96,14 +96,14 @@ static void row_backward(float *__restrict__ grad_x, float *__restrict__ grad_we
         store(grad_weight + d, load(grad_weight + d) + to_weight);
         sum += to_weight * load(c.weight + d);
     }
-    float pull = sum_lanes(sum);
+    float along = sum_lanes(sum);
     for (; d < c.width; d++) {
         float to_weight = grad[d] * grad_x[d];
         grad_weight[d] += to_weight;
-        pull = multiply_add(to_weight, c.weight[d], pull);
+        along = multiply_add(to_weight, c.weight[d], along);
     }
-    pull /= (float)c.width;
-    for (d = 0; d < c.width; d++) grad_x[d] = inverse * (grad[d] * c.weight[d] - grad_x[d] * pull);
+    along /= (float)c.width;
+    for (d = 0; d < c.width; d++) grad_x[d] = inverse * (grad[d] * c.weight[d] - grad_x[d] * along);
 }
 
 int32_t norm_backward(const vf_norm_grad &g) {

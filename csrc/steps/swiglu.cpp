@@ -9,7 +9,7 @@ static constexpr int64_t TASK = 16384;
 
 // 1 / (1 + exp(-x)); 0 where that is denormal.
 VF_INLINE Vec sigmoid(Vec x) {
-    Vec exponent = x * -1.44269504f;
+    Vec exponent = x * -LOG2E;
     return exponent > 126.0f ? Vec{} : 1.0f / (1.0f + exp2(min(exponent, splat(126.0f))));
 }
 

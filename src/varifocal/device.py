@@ -100,6 +100,14 @@ class Cuda:
 
 
 CPU = Cpu()
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def find_dtype(name: str) -> torch.dtype:
+    """The type of a name; ValueError for an unknown one."""
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {name!r}; known are {', '.join(DTYPES)}")
+    return DTYPES[name]
 
 
 def find_device(name: str | torch.device) -> Device:

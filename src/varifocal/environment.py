@@ -11,20 +11,22 @@ from pathlib import Path
 
 import torch
 
+from varifocal.results.environment import Environment
 
-def environment() -> dict[str, object]:
-    """The machine and software of this process, as plain values."""
-    return {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": commit(),
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "vector_units": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+
+def environment() -> Environment:
+    """The machine and software of this process."""
+    return Environment(
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        commit=commit(),
+        processor=processor(),
+        threads=torch.get_num_threads(),
+        vector_units=torch.backends.cpu.get_cpu_capability(),
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        system=f"{platform.system()} {platform.machine()}",
+    )
 
 
 def processor() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,13 @@ from varifocal.cli.main import app
 from varifocal.data import PreparedData
 from varifocal.model import VarifocalForCausalLM
 from varifocal.report.analysis import (
-    Analysis,
     findings,
     gain_sentence,
     kind_table,
     position_table,
-    read_analysis,
     selection_table,
 )
+from varifocal.results.analysis import Analysis
 
 SENTENCES = [
     "The Senate and the House met in 1812 to hear of it.",
@@ -63,25 +63,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
 
 
 @pytest.fixture(scope="module")
-def content(data: PreparedData) -> dict[str, Any]:
+def content(data: PreparedData) -> Analysis:
     return analyze(model_for(data, "context_adaptive"), data, PLAN)
 
 
-def test_file_is_plain_json(content: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(content, allow_nan=False)) == content
+def test_file_is_plain_json(content: Analysis) -> None:
+    assert Analysis.from_json(json.loads(json.dumps(content.to_json(), allow_nan=False))) == content
 
 
-def test_every_kind_of_the_text_is_counted(content: dict[str, Any]) -> None:
-    counts = {row["kind"]: row["tokens"] for row in content["kinds"]}
+def test_every_kind_of_the_text_is_counted(content: Analysis) -> None:
+    counts = {row.kind: row.tokens for row in content.kinds}
     assert all(counts[kind] > 0 for kind in counts if kind not in ("far text helps", "far text harms")), counts
 
 
 def test_gate_at_its_start_shows_no_pattern_and_the_sentence_claims_none(data: PreparedData) -> None:
     found = analyze(new_model(data, "head_gated"), data, PLAN)
-    gate = found["quantities"]["gate"]
-    assert all(value == 0.5 for row in gate["mean"] for value in row)
-    assert all(row["difference"] in (0.0, None) for row in gate["by_kind"])
-    assert findings(Analysis(found, Path("x")))[0].startswith("gate (weight of the near branch): no difference shown")
+    gate = found.quantities["gate"]
+    assert all(value == 0.5 for row in gate.mean for value in row)
+    assert all(row.difference in (0.0, None) for row in gate.by_kind)
+    assert findings(found)[0].startswith("gate (weight of the near branch): no difference shown")
 
 
 def test_gate_that_knows_numbers_is_found_out(data: PreparedData) -> None:
@@ -93,30 +93,32 @@ def test_gate_that_knows_numbers_is_found_out(data: PreparedData) -> None:
         model.model.embed_tokens.weight[digits, 0] = 3.0
         gate = model.model.layers[0].self_attn.mechanism.gate
         gate.output.weight[1, 0] = 2.0
-    found = analyze(model, data, PLAN)["quantities"]["gate"]["by_kind_and_head"]
+    found = analyze(model, data, PLAN).quantities["gate"].by_kind_and_head
     sure = {
-        (row["kind"], layer, head)
+        (row.kind, layer, head)
         for row in found
-        for layer, heads in enumerate(row["p_holm"])
+        for layer, heads in enumerate(row.p_holm)
         for head, p in enumerate(heads)
-        if p is not None and p < 0.05 and row["effect"][layer][head] > 1
+        if p is not None and p < 0.05 and (row.effect[layer][head] or 0) > 1
     }
     assert ("number", 0, 1) in sure
     assert {(layer, head) for _, layer, head in sure} == {(0, 1)}
 
 
-def test_context_adaptive_has_gates_widths_and_choices(content: dict[str, Any]) -> None:
-    assert list(content["quantities"]) == ["gate", "width", "distance", "window_mass"]
-    for shares in (content["width_shares"]["shares"], content["chosen_shares"]["shares"]):
-        assert sum(shares[0][0]) == pytest.approx(1.0, abs=1e-4)
+def test_context_adaptive_has_gates_widths_and_selections(content: Analysis) -> None:
+    assert list(content.quantities) == ["gate", "width", "distance", "window_mass"]
+    assert content.width_shares is not None
+    assert content.selected_shares is not None
+    for shares in (content.width_shares.shares, content.selected_shares.shares):
+        assert sum(one or 0 for one in shares[0][0]) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_dense_model_is_told_by_its_mass_alone(data: PreparedData) -> None:
     found = analyze(model_for(data, "dense"), data, PLAN)
-    assert list(found["quantities"]) == ["window_mass"]
-    assert found["width_shares"] is None
-    assert found["chosen_shares"] is None
-    assert {reach for row in found["selection"]["reach"] for reach in row} <= {
+    assert list(found.quantities) == ["window_mass"]
+    assert found.width_shares is None
+    assert found.selected_shares is None
+    assert {reach for row in found.selection.reach for reach in row} <= {
         "local",
         "global",
         "mixed",
@@ -127,14 +129,14 @@ def test_dense_model_is_told_by_its_mass_alone(data: PreparedData) -> None:
 def test_mixed_layers_leave_out_what_a_layer_has_not(data: PreparedData) -> None:
     options = {"dense": {}, "head_gated": {"window": 16}}
     model = new_model(data, "dense", mechanism=["dense", "head_gated"], mechanism_options=options)
-    gate = analyze(model, data, PLAN)["quantities"]["gate"]
-    assert set(gate["mean"][0]) == {None}
-    assert set(gate["mean"][1]) == {0.5}
+    gate = analyze(model, data, PLAN).quantities["gate"]
+    assert set(gate.mean[0]) == {None}
+    assert set(gate.mean[1]) == {0.5}
 
 
-def test_same_seed_gives_the_same_file(data: PreparedData, content: dict[str, Any]) -> None:
+def test_same_seed_gives_the_same_file(data: PreparedData, content: Analysis) -> None:
     again = analyze(model_for(data, "context_adaptive"), data, PLAN)
-    assert {**again, "environment": 0} == {**content, "environment": 0}
+    assert replace(again, environment=content.environment) == content
 
 
 def test_model_is_left_as_it_was(data: PreparedData) -> None:
@@ -159,12 +161,11 @@ def test_window_that_holds_everything_is_refused(data: PreparedData) -> None:
         analyze(model_for(data, "dense"), data, AnalysisPlan(length=16, window=16))
 
 
-def test_tables_are_rectangular(content: dict[str, Any]) -> None:
-    found = Analysis(content, Path("x"))
-    gate = content["quantities"]["gate"]
-    for table in (selection_table(found), kind_table(gate["by_kind"]), position_table(gate["by_position"])):
+def test_tables_are_rectangular(content: Analysis) -> None:
+    gate = content.quantities["gate"]
+    for table in (selection_table(content), kind_table(gate.by_kind), position_table(gate.by_position)):
         assert len({len(row) for row in table}) == 1
-    assert "is worth" in gain_sentence(found)
+    assert "is worth" in gain_sentence(content)
 
 
 def test_command_writes_into_the_run_and_prints_tables(data: PreparedData, tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_command_writes_into_the_run_and_prints_tables(data: PreparedData, tmp_p
     )
     assert result.exit_code == 0
     assert "dense attention recovered" in result.stdout
-    assert read_analysis(run / "analysis" / "validation.json").content["mechanism"] == "head_gated"
+    assert Analysis.read(run / "analysis" / "validation.json").mechanism == "head_gated"
     assert [file.name for file in (run / "analysis").iterdir()] == ["validation.json"]
 
 
@@ -195,9 +196,9 @@ def test_pretrained_dense_model_is_analyzed_as_it_is(data: PreparedData, tmp_pat
         catch_exceptions=False,
     )
     assert result.exit_code == 0
-    found = read_analysis(file).content
-    assert (found["mechanism"], found["window"]) == ("dense", 8)
-    assert all(0 < share <= 1 for row in found["selection"]["window"]["mean"] for share in row)
+    found = Analysis.read(file)
+    assert (found.mechanism, found.window) == ("dense", 8)
+    assert all(0 < (share or 0) <= 1 for row in found.selection.window.mean for share in row)
 
 
 def test_head_that_looks_at_itself_is_local_and_one_that_does_not_care_is_global(data: PreparedData) -> None:
@@ -211,9 +212,9 @@ def test_head_that_looks_at_itself_is_local_and_one_that_does_not_care_is_global
         attention.k_proj.bias = torch.nn.Parameter(torch.zeros(16))
         attention.q_proj.bias[0:8] = 12.0
         attention.k_proj.bias[0:8] = 12.0
-    reach = analyze(model, data, PLAN)["selection"]["reach"][0]
+    reach = analyze(model, data, PLAN).selection.reach[0]
     assert reach[0] == "local"
-    assert reach[2:] == ["global", "global"]
+    assert reach[2:] == ("global", "global")
 
 
 def test_model_of_no_run_is_analyzed_and_not_kept(data: PreparedData, tmp_path: Path) -> None:
@@ -244,4 +245,4 @@ def test_mistake_is_a_sentence(data: PreparedData, tmp_path: Path, options: list
 def test_other_json_is_no_analysis(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(ValueError, match="is not a result of 'varifocal analyze'; make one with its -o option"):
-        read_analysis(tmp_path / "x.json")
+        Analysis.read(tmp_path / "x.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,11 @@ from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload
 from varifocal.bench.timing import Times, turns
 from varifocal.device import CPU
-from varifocal.report.attention_bench import AttentionBench, markdown, read_attention_bench, speedup_table
+from varifocal.report.attention_bench import growth_of_time, speedup_table
 from varifocal.report.attention_bench_plot import plot_attention_bench
+from varifocal.report.table import markdown
+from varifocal.results.attention_bench import AttentionBench, AttentionRow, WorkloadSizes
+from varifocal.results.environment import Environment
 
 SMALL = Workload(length=96, heads=4, kv_heads=2, head_width=16, window=24, window_max=48, edge=8, block=16, segment=16)
 
@@ -64,31 +66,33 @@ def test_speedup_is_the_median_of_ratios_within_a_round() -> None:
     assert Times((2.0, 20.0, 2.0)).speedup_of(Times((1.0, 10.0, 1.0))) == 2.0
 
 
-def result_file(path: Path) -> Path:
+def small_bench() -> AttentionBench:
+    """Two contenders, one whose time grows with the square of the length and one whose time grows with the length."""
     rows = [
-        {"name": name, "pass": "training", "length": length, "seconds": seconds, "speedup": 1.0, "peak_bytes": None}
+        AttentionRow(
+            name=name, kind="training", length=length, seconds=float(length**power), spread=0.0, rounds=1, speedup=1.0,
+            peak_bytes=None, memory_ratio=None,
+        )
         for name, power in (("base", 2), ("line", 1))
         for length in (4096, 8192)
-        for seconds in [float(length**power)]
-    ]
-    path.write_text(json.dumps({"benchmark": "attention", "baseline": "base", "rows": rows}))
-    return path
+    ]  # fmt: skip
+    sizes = WorkloadSizes(heads=2, kv_heads=1, head_width=8, dtype="torch.float32")
+    return AttentionBench(
+        environment=Environment(threads=1), workload=sizes, baseline="base", matmul_gflops=1.0, rows=tuple(rows)
+    )
 
 
 def test_growth_is_the_exponent_of_time(tmp_path: Path) -> None:
-    bench = read_attention_bench(result_file(tmp_path / "r.json"))
-    assert bench.growth("base", "training", "seconds") == pytest.approx(2.0)
-    assert bench.growth("line", "training", "seconds") == pytest.approx(1.0)
+    small_bench().write(tmp_path / "r.json")
+    bench = AttentionBench.read(tmp_path / "r.json")
+    assert growth_of_time(bench, "base", "training") == pytest.approx(2.0)
+    assert growth_of_time(bench, "line", "training") == pytest.approx(1.0)
     assert markdown(speedup_table(bench, "training")).count("\n") == 3
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_plot_is_drawn(tmp_path: Path, ending: str) -> None:
-    bench = read_attention_bench(result_file(tmp_path / "r.json"))
-    sizes = {"heads": 2, "kv_heads": 1, "head_width": 8, "dtype": "torch.float32"}
-    plot_attention_bench(
-        AttentionBench(bench.content | {"workload": sizes, "environment": {"threads": 1}}), tmp_path / f"plot.{ending}"
-    )
+    plot_attention_bench(small_bench(), tmp_path / f"plot.{ending}")
     assert (tmp_path / f"plot.{ending}").stat().st_size > 1000
 
 
@@ -97,8 +101,8 @@ def test_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"r\.json"):
-        read_attention_bench(path)
+        AttentionBench.read(path)
 
 
 def test_missing_row_is_none() -> None:
-    assert AttentionBench({"baseline": "x", "rows": []}).row("x", "training", 1) is None
+    assert small_bench().row("base", "training", 1) is None

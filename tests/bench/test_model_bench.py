@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,8 @@ import torch
 
 from varifocal.bench.model.contenders import BASELINE, LEAN_BASELINE, build, share_weights
 from varifocal.bench.model.run import Plan, bench_model, check_losses
-from varifocal.report.model_bench import model_table, read_model_bench
+from varifocal.report.model_bench import model_table
+from varifocal.results.model_bench import ModelBench
 
 
 def test_all_share_the_very_same_weights() -> None:
@@ -36,17 +36,16 @@ def test_contender_with_other_weights_is_refused() -> None:
 
 def test_result_has_a_row_for_each_and_a_table(tmp_path: Path) -> None:
     plan = Plan(preset="tiny", lengths=(32,), layers=1, rounds=1, names=("local",), decode=2)
-    content = bench_model(plan)
-    rows = {(row["name"], row["pass"]): row for row in content["rows"]}
+    bench = bench_model(plan)
+    rows = {(row.name, row.kind): row for row in bench.rows}
     assert set(rows) == {
         *((name, "training") for name in (BASELINE, LEAN_BASELINE, "local")),
         *((name, "decode") for name in (BASELINE, "local")),
     }
-    assert rows[BASELINE, "training"]["speedup"] == 1.0
-    assert rows["local", "training"]["peak_bytes"] > 0
-    file = tmp_path / "r.json"
-    file.write_text(json.dumps(content))
-    table = model_table(read_model_bench(file), "training")
+    assert rows[BASELINE, "training"].speedup == 1.0
+    assert (rows["local", "training"].peak_bytes or 0) > 0
+    bench.write(tmp_path / "r.json")
+    table = model_table(ModelBench.read(tmp_path / "r.json"), "training")
     assert table[0] == ["n =", "32: tokens/s", "memory"]
     assert [row[0] for row in table[1:]] == [BASELINE, LEAN_BASELINE, "local"]
 
@@ -70,9 +69,9 @@ def test_narrow_products_are_measured_beside_each_other(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    content = read_model_bench(tmp_path / "r.json")
-    assert (content["precision"], content["environment"]["device"]) == ("bfloat16", "cpu")
-    assert {row["name"] for row in content["rows"]} == {BASELINE, LEAN_BASELINE, "head_gated"}
+    bench = ModelBench.read(tmp_path / "r.json")
+    assert (bench.precision, bench.environment.device) == ("bfloat16", "cpu")
+    assert {row.name for row in bench.rows} == {BASELINE, LEAN_BASELINE, "head_gated"}
 
 
 def test_unknown_contender_is_named() -> None:
@@ -85,4 +84,4 @@ def test_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"r\.json"):
-        read_model_bench(path)
+        ModelBench.read(path)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from varifocal.bench.plan.calibration import calibrate, exponential_rate
-from varifocal.bench.plan.run import PlanCheck, bench_plan
+from varifocal.bench.plan.run import CheckPlan, bench_plan
 from varifocal.device import SharedCpu
-from varifocal.plan.hardware import Hardware
 
 
 def test_two_attentions_tell_exponentials_from_operations() -> None:
@@ -25,25 +22,25 @@ def test_exponentials_that_noise_hides_are_free() -> None:
 
 def test_steps_are_measured_and_predicted_side_by_side() -> None:
     saved: list[int] = []
-    check = PlanCheck(presets=("tiny",), lengths=(32, 64), names=("dense", "head_gated"), rounds=1)
-    content = bench_plan(check, clock=SharedCpu(), on_rows=lambda found: saved.append(len(found["rows"])))
+    check = CheckPlan(presets=("tiny",), lengths=(32, 64), names=("dense", "head_gated"), rounds=1)
+    found = bench_plan(check, clock=SharedCpu(), on_rows=lambda now: saved.append(len(now.rows)))
     assert saved == [2, 4]
-    assert content["clock"] == "processor"
-    assert Hardware(**content["machine"]).measured
-    rows: list[dict[str, Any]] = content["rows"]
-    assert [(row["length"], row["name"]) for row in rows] == [
+    assert found.clock == "processor"
+    assert found.machine.measured
+    rows = found.rows
+    assert [(row.length, row.name) for row in rows] == [
         (32, "dense"), (32, "head_gated"), (64, "dense"), (64, "head_gated"),
     ]  # fmt: skip
     for row in rows:
-        assert row["seconds"] > 0
-        assert row["predicted_seconds"] == pytest.approx(sum(row["predicted_parts"].values()))
+        assert row.seconds > 0
+        assert row.predicted_seconds == pytest.approx(sum(row.predicted_parts.values()))
         # Memory does not depend on who else uses the machine: weights, moments and gradients are most of it.
-        assert row["predicted_bytes"] == pytest.approx(row["peak_bytes"], rel=0.5)
+        assert row.predicted_bytes == pytest.approx(row.peak_bytes, rel=0.5)
 
 
 def test_unknown_contender_is_named() -> None:
     with pytest.raises(ValueError, match="unknown contender 'nobody'"):
-        PlanCheck(names=("nobody",))
+        CheckPlan(names=("nobody",))
 
 
 def test_calibration_knows_every_mechanism_that_a_kernel_runs() -> None:

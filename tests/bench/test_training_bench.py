@@ -17,9 +17,9 @@ def test_every_counted_step_of_the_loop_has_a_bare_one_beside_it() -> None:
         Plan(batch=1, length=32, steps=3, mechanism="local"), on_step=lambda done, total: seen.append((done, total))
     )
     assert seen == [(step, 5) for step in range(1, 6)]
-    assert found["steps"] == 3
-    assert found["loop_over_bare"] > 0
-    assert found["bare_seconds"] > 0
+    assert found.steps == 3
+    assert found.loop_over_bare > 0
+    assert found.bare_seconds > 0
 
 
 def test_unknown_preset_is_named() -> None:

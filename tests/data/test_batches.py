@@ -112,7 +112,7 @@ def test_batches_without_end_go_on(rows: PackedRows) -> None:
     ("options", "sentence"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank 2 of 2"),
+        ({"batch_size": 1, "rank": 2, "world_size": 2}, "rank must be between 0 and 1, got 2"),
         ({"batch_size": 10**9}, "do not fill one step"),
         ({"batch_size": 1, "start_step": -1}, "start_step and seed must be at least 0"),
     ],

@@ -11,7 +11,8 @@ from tests.data.texts import made_texts, write_jsonl
 from tests.test_cli import varifocal
 from varifocal.cli.main import run
 from varifocal.data import PreparedData, open_data
-from varifocal.report.data_bench import read_data_bench, reading_table
+from varifocal.report.data_bench import reading_table
+from varifocal.results.data_bench import DataBench
 
 
 def test_prepare_prints_the_splits_and_then_has_nothing_to_do(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_probe_is_made_and_opens(tmp_path: Path) -> None:
         "--questions", "3",
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
-    assert "guessing is right in 1.6%" in " ".join(result.stdout.split())
+    assert "a guess is right 1.6% of the time" in " ".join(result.stdout.split())
     assert open_data(tmp_path / "out").split("train").answers is not None
 
 
@@ -50,10 +51,10 @@ def test_bench_data_compares_with_a_memmap_slice(data: PreparedData, tmp_path: P
         "bench", "data", str(data.folder), "--lengths", "64,256", "--rounds", "1", "--steps", "2", "--json", str(file)
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
-    content = read_data_bench(file)
-    assert {row["length"] for row in content["rows"]} == {64, 256}
-    assert all(row["tokens_per_second"] > 0 for row in content["rows"])
-    assert reading_table(content)[1][0] == "numpy memmap slice"
+    bench = DataBench.read(file)
+    assert {row.length for row in bench.rows} == {64, 256}
+    assert all(row.tokens_per_second > 0 for row in bench.rows)
+    assert reading_table(bench)[1][0] == "numpy memmap slice"
 
 
 def test_bench_data_makes_its_own_when_none_is_given() -> None:
@@ -98,4 +99,4 @@ def test_mistake_ends_with_one_sentence(
 def test_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ValueError, match=r"r\.json"):
-        read_data_bench(tmp_path / "r.json")
+        DataBench.read(tmp_path / "r.json")

@@ -11,6 +11,7 @@ from tests.data.texts import write_jsonl
 from varifocal.data import PreparedData, Splits
 from varifocal.data.inspect import inspect_data
 from varifocal.report.data_report_plot import plot_data_report
+from varifocal.results.data_report import DataReport
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_empty_splits_are_left_out(small: PreparedData) -> None:
 
 def test_plot_is_drawn(small: PreparedData, tmp_path: Path) -> None:
     for ending in ("png", "svg"):
-        plot_data_report(inspect_data(small), tmp_path / f"lengths.{ending}")
+        plot_data_report(DataReport.from_json(inspect_data(small)), tmp_path / f"lengths.{ending}")
         assert (tmp_path / f"lengths.{ending}").stat().st_size > 1000
 
 

@@ -85,7 +85,7 @@ def test_negative_numbers_count_from_the_end(data: PreparedData) -> None:
 
 @pytest.mark.parametrize("index", [10**9, -(10**9)])
 def test_row_that_does_not_exist_is_an_index_error(data: PreparedData, index: int) -> None:
-    with pytest.raises(IndexError, match=r"row -?\d+ of \d+"):
+    with pytest.raises(IndexError, match=r"a row must be between 0 and \d+, got -?\d+"):
         data.split("test").rows(length=50)[index]
 
 

@@ -118,12 +118,12 @@ def test_existing_folder_is_left_alone(probe: PreparedData) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"distances": (1,)}, "distances must lie in 2 to length - 3 = 1021"),
-        ({"distances": (1022,)}, "distances must lie in 2 to"),
-        ({"distances": ()}, "distances must lie in 2 to"),
+        ({"distances": (1,)}, "distances must be between 2 and length - 3 = 1021"),
+        ({"distances": (1022,)}, "distances must be between 2 and"),
+        ({"distances": ()}, "distances must be between 2 and"),
         ({"questions": 65}, "at most the 64 keys, got 65"),
-        ({"length": 40}, "crowd a text of 40 tokens|distances must lie"),
-        ({"values": 1}, "needs 2 values or more"),
+        ({"length": 40}, "crowd a text of 40 tokens|distances must be"),
+        ({"values": 1}, "needs at least 2 values"),
     ],
 )
 def test_impossible_probe_is_explained(options: dict[str, object], sentence: str) -> None:

@@ -108,6 +108,7 @@ def coefficients(branch: Branch, tensors: Tensors, documents: Tensor | None) -> 
     if isinstance(branch, Causal):
         return seen.double()
     if isinstance(branch, Window):
+        assert isinstance(branch.size, int)
         return (seen & (i - j < branch.size)).double()
     assert branch == Window(2) | Prefix(1)
     return (seen & ((i - j < 2) | (key_place < 1)[:, None])).double()

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from tests.experiments.comparisons import PROBE, SIZES, TrainHere, small_base, small_plan, small_probe
-from varifocal.experiments.comparison import compare, last_entry
+from varifocal.experiments.comparison import compare
 from varifocal.experiments.comparison_plan import Arm, load_plan
-from varifocal.statistics.comparison import gather_comparison
+from varifocal.results.metrics import MetricsEntry, last_entry
+from varifocal.statistics.comparison import gather_comparison, read_comparison
 
 CONFIG = """
 title = "small"
@@ -71,6 +72,8 @@ def test_every_arm_runs_with_every_seed(data: Path, tmp_path: Path) -> None:
     assert outcome.finished == ("dense-seed0", "local-seed0", "dense-seed5", "local-seed5")
     assert outcome.skipped == ()
     assert outcome.failed == {}
+    assert outcome.comparison is not None
+    assert read_comparison(tmp_path / "out").record == outcome.comparison.with_results()
 
 
 def test_finished_cell_is_not_run_again(data: Path, tmp_path: Path) -> None:
@@ -183,7 +186,7 @@ def test_source_is_prepared_once_for_all_cells(tmp_path: Path) -> None:
     compare(replace(plan, seeds=(0,)), tmp_path / "out", train_cells=TrainHere())
     assert (tmp_path / "out" / "data" / "manifest.json").is_file()
     assert not list((tmp_path / "out" / "cells").glob("*/data"))
-    assert gather_comparison(tmp_path / "out").setting["data"] == "text.jsonl"
+    assert gather_comparison(tmp_path / "out").setting.data == "text.jsonl"
 
 
 def test_plan_reads_arms_with_options(data: Path, tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ def test_plan_reads_arms_with_options(data: Path, tmp_path: Path) -> None:
         ("steps = 3", "stps = 3", r"unknown key 'optimization.stps' \(did you mean 'optimization.steps'\?\)"),
         ('"dense",', '"dens",', r"unknown mechanism 'dens' \(did you mean 'dense'\?\)"),
         ('"dense",', '"dense", "dense",', "two arms are named 'dense'"),
-        ('"dense",', '"local",', "the baseline 'dense' is none of the arms local, head_gated, fixed"),
+        ('"dense",', '"local",', "the baseline 'dense' is not among the arms local, head_gated, fixed"),
         ('name = "fixed"', 'nam = "fixed"', r"a mechanism has no key 'nam' \(did you mean 'name'\?\)"),
         ('name = "fixed"', 'name = "a/b"', "must do as a folder"),
         ("seeds = [0, 1]", "seeds = [0, 0]", "seeds must be different numbers"),
@@ -220,8 +223,8 @@ def test_mistake_in_the_file_is_one_sentence(data: Path, tmp_path: Path, old: st
 
 def test_half_a_line_of_metrics_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.5}\n{"step": 4, "lo')
-    assert last_entry(tmp_path / "metrics.jsonl") == {"step": 3, "loss": 1.5}
-    assert last_entry(tmp_path / "nothing.jsonl") == {}
+    assert last_entry(tmp_path / "metrics.jsonl") == MetricsEntry(step=3, loss=1.5)
+    assert last_entry(tmp_path / "nothing.jsonl") is None
 
 
 def varifocal(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -243,7 +246,7 @@ def test_killed_comparison_ends_its_cells_and_goes_on_where_it_stopped(data: Pat
     command = ("compare", file, out, "--seeds", "0", "--workers", "2")
     with varifocal(*command) as process:
         metrics = out / "cells" / "dense-seed0" / "metrics.jsonl"
-        while last_entry(metrics).get("step", 0) < 3:
+        while (entry := last_entry(metrics)) is None or entry.step < 3:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)

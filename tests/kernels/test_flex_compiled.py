@@ -14,6 +14,7 @@ from tests.cases import CASES_BY_NAME, Case, Sizes
 from tests.kernels.accuracy import relative_error
 from varifocal import Attended, Causal, HeadShape, Window, attend, conformance, make_mechanism
 from varifocal.attention.backends import BACKENDS, UnavailableError
+from varifocal.attention.conformance.variants import selected_unit
 
 ROUNDING = 24 * torch.finfo(torch.float32).eps
 """Sums of up to 700 products in another order: the floor that the native kernels are held to as well."""
@@ -33,16 +34,16 @@ def assert_same(found: Attended, wanted: Attended) -> None:
     assert relative_error(found.logsumexp[finite], wanted.logsumexp[finite]) < ROUNDING
 
 
-@pytest.mark.parametrize("name", conformance.VARIANTS)
+@pytest.mark.parametrize("name", conformance.every_variant())
 def test_output_of_every_mechanism_is_the_reference_s(name: str) -> None:
-    variant = conformance.VARIANTS[name]
+    variant = conformance.every_variant()[name]
     torch.manual_seed(0)
     mechanism = make_mechanism(variant.mechanism, SHAPE, **variant.options)
     with torch.no_grad():
         for parameter in mechanism.parameters():
             parameter.normal_(std=0.5)
         # A choice of more than 8 keys, from a length of 65 on, would be another kernel.
-        for length in (40, 64 if variant.selects else 150):
+        for length in (40, 150 if selected_unit(mechanism) is None else 64):
             x = torch.randn(2, length, 12)
             q, k, v = (torch.randn(2, heads, length, 8) for heads in (4, 2, 2))
             found, wanted = (mechanism(x, q, k, v, backend=backend) for backend in ("flex", "reference"))
@@ -141,4 +142,4 @@ def test_auto_never_takes_flex_on_a_cpu() -> None:
         before = kernels()
         attend(q, q, q, branches=Causal())
     assert kernels() == before
-    assert BACKENDS["flex"].chosen_on == ("cuda",)
+    assert BACKENDS["flex"].volunteers_on == ("cuda",)

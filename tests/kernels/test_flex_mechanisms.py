@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from tests.attention.mechanisms import OPTIONS, small_mechanism, tokens
 from varifocal import conformance
-from varifocal.attention.backends import BACKENDS, Backend
+from varifocal.attention.backends import BACKENDS, LOADED
+from varifocal.equations.problem import Problem
+from varifocal.kernels.flex import backend as flex
 from varifocal.kernels.flex.backend import attend_flex
 from varifocal.kernels.flex.dense import attend_dense
 
@@ -22,12 +25,17 @@ ROUNDING = 1e-10
 @pytest.fixture
 def flex_in_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """backend="flex" with an executor that has gradients on a CPU and takes float64."""
-    run = functools.partial(attend_flex, execute=attend_dense)
-    monkeypatch.setitem(BACKENDS, "flex", Backend("flex", run=run, why_not=lambda problem: None))
+
+    def prepare(problem: Any) -> Any:
+        if isinstance(problem, Problem):
+            return functools.partial(attend_flex, problem, execute=attend_dense)
+        return flex.prepare(problem)
+
+    monkeypatch.setitem(LOADED, BACKENDS["flex"].module, SimpleNamespace(HONOURS=flex.HONOURS, prepare=prepare))
 
 
 @pytest.mark.usefixtures("flex_in_plain_torch")
-@pytest.mark.parametrize("name", conformance.VARIANTS)
+@pytest.mark.parametrize("name", conformance.every_variant())
 def test_mechanism_keeps_its_promises(name: str) -> None:
     result = conformance.check(name, backend="flex")
     assert result.conforms, str(result)

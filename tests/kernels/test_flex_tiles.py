@@ -24,7 +24,7 @@ def reading_of(branch: FixedBranch | TopK, *, documents: bool = False, sizes: Si
     inputs = Case("tiles", lambda source: branch, sizes, documents=ids).make(torch.float32)
     scene = make_scene(problem_of(inputs), torch.float32)
     if isinstance(branch, TopK):
-        return scene.reading((select(branch, scene.q, scene.k, scene.score, scene.layout),))
+        return scene.reading((select(branch, scene.q, scene.k, scene.score, scene.layout, None),))
     return scene.reading((Pattern((branch,)),))
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from varifocal import Indexer, TopK, Window, attend
-from varifocal.attention.mechanisms.indexer_loss import indexer_divergence
+from varifocal import HeadShape, Indexer, TopK, Window, attend, make_mechanism
+from varifocal.attention.backends import UnavailableError, prepare
 from varifocal.equations.layout import make_layout
+from varifocal.equations.problem import DivergenceProblem
 
 
 def divergence(select: str, documents: Tensor | None, backend: str, dtype: torch.dtype) -> list[Tensor]:
@@ -25,15 +26,35 @@ def divergence(select: str, documents: Tensor | None, backend: str, dtype: torch
     selected = attend(q, k, v, branches=top_k | Window(1), documents=documents, backend="reference").selected[0]
     assert selected is not None
     layout = make_layout(batch=2, queries=50, keys=50, documents=documents, positions=None, device=torch.device("cpu"))
-    loss = indexer_divergence(q, k, indexer, selected, top_k, layout, backend=backend)
+    problem = DivergenceProblem(q=q, k=k, indexer=indexer, selected=selected, top_k=top_k, layout=layout)
+    loss: Tensor = prepare(backend, problem, device="cpu")()
     return [loss.detach(), *torch.autograd.grad(loss, (index_q, index_k))]
 
 
 @pytest.mark.parametrize("select", ["exact", "blocks"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_value_and_gradients_are_those_of_gathered_keys(select: str, packed: bool) -> None:
+@pytest.mark.parametrize("backend", ["auto", "flex"])
+def test_value_and_gradients_are_those_of_gathered_keys(select: str, packed: bool, backend: str) -> None:
     # Documents of 20 and 27 tokens and padding on either side.
     documents = torch.tensor([[-1] * 3 + [0] * 20 + [1] * 27, [0] * 20 + [1] * 27 + [-1] * 3]) if packed else None
     truth = divergence(select, documents, "reference", torch.float64)
-    for found, wanted in zip(divergence(select, documents, "auto", torch.float32), truth, strict=True):
+    for found, wanted in zip(divergence(select, documents, backend, torch.float32), truth, strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_named_backend_that_cannot_find_the_divergence_says_so_and_does_not_fall_back() -> None:
+    sentence = (
+        r"backend 'native' finds an indexer's divergence from float32 tensors .* got q torch\.float64 on cpu; use"
+    )
+    with pytest.raises(UnavailableError, match=sentence):
+        divergence("exact", None, "native", torch.float64)
+
+
+def test_training_on_a_named_backend_that_cannot_find_the_divergence_is_refused() -> None:
+    shape = HeadShape(model_width=12, heads=2, kv_heads=2, head_width=8)
+    mechanism = make_mechanism("dynamic_sparse", shape, rank=9)
+    x, q = torch.randn(1, 6, 12), torch.randn(1, 2, 6, 8)
+    with pytest.raises(UnavailableError, match="at most 8 wide, got 2 heads of width 9; use backend='auto'"):
+        mechanism(x, q, q, q, backend="native")
+    assert mechanism(x, q, q, q).losses["indexer"] > 0
+    assert mechanism.eval()(x, q, q, q, backend="native").losses == {}

@@ -64,7 +64,7 @@ def test_results_do_not_depend_on_the_number_of_threads(case: Case) -> None:
     assert {name for name in alone if not torch.equal(alone[name], together[name])} == set()
 
 
-@pytest.mark.parametrize("name", conformance.VARIANTS)
+@pytest.mark.parametrize("name", conformance.every_variant())
 def test_mechanism_keeps_its_promises_on_the_native_backend(name: str, target: str) -> None:
     conformance.assert_conforms(name, backend="native", dtype=torch.float32)
 

@@ -15,7 +15,6 @@ from varifocal import (
     Causal,
     HeadShape,
     PairGate,
-    PooledKeys,
     Prefix,
     SoftWindow,
     TopK,
@@ -23,9 +22,14 @@ from varifocal import (
     attend,
     make_mechanism,
 )
+from varifocal.attention.attend import lay_out
+from varifocal.attention.backends import prepare
+from varifocal.equations.problem import PoolingProblem, Shortcuts
 from varifocal.kernels.native import library
-from varifocal.kernels.native.mixture import CAUSAL, MixtureBranch, mixture
-from varifocal.kernels.native.selected import attend_selected
+from varifocal.kernels.native.mixture import CAUSAL, DISTANCE_BIAS, MixtureBranch, MixtureInputs, mixture
+from varifocal.kernels.native.pair_gate import FORMS
+from varifocal.kernels.native.selected import SelectedInputs, attend_selected
+from varifocal.kernels.native.window_and_top_k import WindowAndTopKInputs
 
 pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="the native library was not built")
 
@@ -99,40 +103,39 @@ def test_torch_accepts_the_operators() -> None:
     position = torch.arange(24, dtype=torch.int32)[None]
     start, scale = torch.zeros_like(position), torch.full((4,), 0.2).requires_grad_()
     weights, width = torch.rand(1, 4, 24, 2).requires_grad_(), (torch.rand(2, 1, 4, 24) * 9 + 4).requires_grad_()
-    torch.library.opcheck(
-        torch.ops.varifocal.mixture.default,
-        (q, k, v, scale, position, start, weights, width, [0, CAUSAL], [0, 0], [12, 0], [4.0, 0.0], False, True),
+    windows = MixtureInputs(
+        q=q, k=k, v=v, scale=scale, position=position, start=start, weights=weights, width=width,
+        window=torch.tensor([[0] * 4, [3, CAUSAL, 7, CAUSAL]], dtype=torch.int32),
+        prefix=torch.zeros(2, 4, dtype=torch.int32), limit=[12, 0], edge=[4.0, 0.0], skip_closed=False, save=True,
+    )  # fmt: skip
+    mixture_operator = torch.ops.varifocal.mixture.default
+    torch.library.opcheck(mixture_operator, tuple(windows))
+    for table in (heads(4, 9, seed=4), heads(1, 4, 24, 9, seed=4)):
+        torch.library.opcheck(mixture_operator, tuple(windows._replace(score=DISTANCE_BIAS, bias_table=table)))
+    gated = windows._replace(
+        score=FORMS["log"],
+        pair_a=heads(1, 4, 24, 3, seed=5),
+        pair_b=heads(1, 4, 24, 3, seed=6),
+        pair_output=heads(4, 3, seed=7),
+        pair_bias=heads(4, seed=8),
     )
-    chosen = torch.arange(2, dtype=torch.int32).expand(1, 4, 24, 2).contiguous()
-    chosen[:, :, 0, 1] = -1
-    torch.library.opcheck(
-        torch.ops.varifocal.attend_selected.default,
-        (q, k, v, scale, position, start, chosen, torch.rand(1, 4, 24).requires_grad_(), 0, False),
-        atol=1e-5,
-        rtol=1e-5,
+    torch.library.opcheck(mixture_operator, tuple(gated), atol=1e-5, rtol=1e-5)
+    selected = torch.arange(2, dtype=torch.int32).expand(1, 4, 24, 2).contiguous()
+    selected[:, :, 0, 1] = -1
+    selection = SelectedInputs(
+        q, k, v, scale, position, start, selected, torch.rand(1, 4, 24).requires_grad_(), block=0, include_self=False
     )
+    torch.library.opcheck(torch.ops.varifocal.attend_selected.default, tuple(selection), atol=1e-5, rtol=1e-5)
+    assert selection.weights is not None
     for block in (0, 4):  # single keys, and blocks
-        torch.library.opcheck(
-            torch.ops.varifocal.window_and_top_k.default,
-            (
-                *(
-                    q,
-                    k,
-                    v,
-                    scale,
-                    position,
-                    start,
-                    weights,
-                    width,
-                    chosen if not block else torch.full_like(chosen, -1),
-                ),
-                torch.rand(1, 4, 24).requires_grad_(),
-                *([0, 3], [0, 0], [12, 0], [4.0, 0.0], False, block, False, True),
-            ),
-            atol=1e-5,
-            rtol=1e-5,
-        )
-    torch.library.opcheck(torch.ops.varifocal.pull_along.default, (q.detach(), q.detach(), position, start))
+        both = WindowAndTopKInputs(
+            q=q, k=k, v=v, scale=scale, position=position, start=start, weights=weights, width=width,
+            selected=torch.full_like(selected, -1) if block else selected, selected_weights=selection.weights,
+            window=windows.window, prefix=windows.prefix, limit=[12, 0], edge=[4.0, 0.0], skip_closed=False,
+            block=block, include_self=False, save=True,
+        )  # fmt: skip
+        torch.library.opcheck(torch.ops.varifocal.window_and_top_k.default, tuple(both), atol=1e-5, rtol=1e-5)
+    torch.library.opcheck(torch.ops.varifocal.delta.default, (q.detach(), q.detach(), position, start))
     torch.library.opcheck(
         torch.ops.varifocal.select.default,
         (q.detach(), k.detach(), None, position, start, position + 1, 24, 3, 0),
@@ -183,26 +186,25 @@ def test_decoding_a_token_equals_the_last_row_of_the_whole(branches: Any) -> Non
         torch.testing.assert_close(last, whole[:, :, -queries:], rtol=1e-5, atol=1e-5)
 
 
-def test_pooled_keys_kept_token_by_token_choose_the_same_blocks() -> None:
+def test_means_kept_token_by_token_select_the_same_blocks() -> None:
     q, k, v = (tensor.detach() for tensor in case(300, batch=2))
     documents = torch.zeros(2, 300, dtype=torch.int64)
     documents[0, :7], documents[1, 130:] = -1, 1
-    store = PooledKeys(batch=2, kv_heads=2, capacity=300, head_width=32, block=16)
-    plain = PooledKeys(batch=2, kv_heads=2, capacity=300, head_width=32, block=16)
+    kept, plain = torch.zeros(2, 2, 19, 32), torch.zeros(2, 2, 19, 32)
     for token in range(300):
-        position, so_far = torch.tensor([token]), documents[:, : token + 1]
-        store.update(k[:, :, token : token + 1], positions=position, documents=so_far)
-        place = torch.stack([token - row[: token + 1].eq(row[token]).nonzero()[0] for row in documents])
-        plain._update(k[:, :, token : token + 1], position.expand(2, 1), torch.where(so_far[:, -1:] >= 0, place, -1))
-    torch.testing.assert_close(store.means, plain.means)
+        new, so_far = slice(token, token + 1), slice(0, token + 1)
+        layout = lay_out(q[:, :, new], k[:, :, so_far], v[:, :, so_far], documents=documents[:, so_far])
+        for backend, means in (("native", kept), ("reference", plain)):
+            prepare(backend, PoolingProblem(means, k[:, :, new], layout, 16), device="cpu")()
+    torch.testing.assert_close(kept, plain)
     for end in (20, 131, 300):
         now, past = slice(end - 1, end), slice(0, end)
         found, expected = (
             attend(
                 q[:, :, now], k[:, :, past], v[:, :, past], documents=documents[:, past],
-                branches=TopK(scale=4, select="blocks", block=16, pooled=pooled),
+                branches=TopK(scale=4, select="blocks", block=16), shortcuts=shortcuts,
             ).output
-            for pooled in (store.means[:, :, : math.ceil(end / 16)], None)
+            for shortcuts in (Shortcuts(block_means=kept[:, :, : math.ceil(end / 16)]), None)
         )  # fmt: skip
         torch.testing.assert_close(found, expected)
 
@@ -261,11 +263,11 @@ def test_bad_arguments_of_a_kernel_become_a_value_error(
         mixture(q, k, v, branches=[branch], position=at, start=torch.full_like(at, start))
 
 
-@pytest.mark.parametrize("chosen", [(5, 5), (6, 5), (21, -1), (20, 1000)], ids=str)
-def test_choice_that_is_out_of_order_or_not_visible_is_an_error(chosen: tuple[int, int]) -> None:
+@pytest.mark.parametrize("selected", [(5, 5), (6, 5), (21, -1), (20, 1000)], ids=str)
+def test_selection_that_is_out_of_order_or_not_visible_is_an_error(selected: tuple[int, int]) -> None:
     q, k, v = (tensor.detach() for tensor in case(40))
-    choice = torch.full((1, 4, 40, 2), -1, dtype=torch.int32)
-    choice[0, 0, 20] = torch.tensor(chosen)
+    selection = torch.full((1, 4, 40, 2), -1, dtype=torch.int32)
+    selection[0, 0, 20] = torch.tensor(selected)
     position = torch.arange(40, dtype=torch.int32)[None]
-    with pytest.raises(ValueError, match="chosen keys or blocks"):
-        attend_selected(q, k, v, choice, position=position, start=torch.zeros_like(position))
+    with pytest.raises(ValueError, match="selected keys or blocks"):
+        attend_selected(q, k, v, selection, position=position, start=torch.zeros_like(position))

@@ -150,8 +150,8 @@ def test_cross_entropy_of_a_row_with_no_maximum_is_not_a_number(strange: float, 
         assert found.isnan().tolist() == [False, True, False]
 
 
-def test_cross_entropy_refuses_a_label_that_is_no_class() -> None:
-    with pytest.raises(ValueError, match="a label is no class"):
+def test_cross_entropy_refuses_a_label_beyond_the_classes() -> None:
+    with pytest.raises(ValueError, match="a label is negative or not below the number of classes"):
         cross_entropy_(torch.zeros(2, 4), torch.tensor([0, 4]))
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from varifocal.model import preset
-from varifocal.plan.hardware import GPUS, Hardware, find_gpu
+from varifocal.plan.hardware import GPUS, find_gpu
 from varifocal.plan.plan import Prediction, Training, every_variant, find_variants, predict
+from varifocal.results.hardware import Hardware
 
 A100 = find_gpu("a100")
 MACHINE = Hardware(

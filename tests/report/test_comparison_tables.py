@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def write_folder(folder: Path, losses: dict[str, list[float]], **extra: Any) -> 
             run.mkdir(parents=True)
             slow = 2 if name == "local" else 1
             summary = {
+                "mechanism": name, "preset": "tiny", "seed": seed, "validation_tokens": 100, "processes": 1,
+                "data_fingerprint": "d", "tokenizer_fingerprint": "t", "finished": "now",
                 "parameters": 1_300_000, "steps": 10, "tokens": 40_960, "validation_loss": loss,
                 "bits_per_byte": loss / 3, "seconds": 30.0 * slow, "tokens_per_second": 1000.0 / slow,
                 "peak_bytes": 500_000_000 // slow,
@@ -95,19 +98,19 @@ def test_ratios_are_to_the_baseline(comparison: Comparison) -> None:
 
 def test_verdict_claims_no_more_than_its_interval(comparison: Comparison) -> None:
     gated, local, *_ = verdicts(comparison)
-    assert gated.startswith("head_gated: lower loss than dense by 0.1000 (95 % interval -0.1248 to -0.0752")
-    assert local.startswith("local: not told apart from dense")
+    assert gated.startswith("head_gated has a lower loss than dense by 0.1000 (95 % interval -0.1248 to -0.0752")
+    assert local.startswith("local shows no difference from dense")
 
 
 def test_one_seed_allows_no_claim(tmp_path: Path) -> None:
     (sentence,) = verdicts(gather_comparison(write_folder(tmp_path / "out", {"dense": [5.0], "local": [4.0]})))
-    assert sentence == "local: -1.0000 against dense with one seed; nothing can be said of its spread."
+    assert sentence == "local differs from dense by -1.0000 with one seed, so the spread is not known."
 
 
 def test_equal_arm_is_called_equal(tmp_path: Path) -> None:
     same = {"dense": [5.0, 5.1], "sparse_geometric.both_off": [5.0, 5.1]}
     assert verdicts(gather_comparison(write_folder(tmp_path / "out", same)))[0].endswith(
-        "exactly as dense in every seed."
+        "has exactly the loss of dense with every seed."
     )
 
 
@@ -163,7 +166,7 @@ def test_picture_is_written_whole(comparison: Comparison, tmp_path: Path) -> Non
 
 
 def test_written_comparison_reads_as_it_was(comparison: Comparison, tmp_path: Path) -> None:
-    (tmp_path / "comparison.json").write_text(json.dumps(comparison.as_json()))
+    comparison.with_results().write(tmp_path / "comparison.json")
     again = read_comparison(tmp_path)
     assert loss_table(again) == loss_table(comparison)
     assert difference_curve(again, "local") == difference_curve(comparison, "local")
@@ -179,4 +182,10 @@ def test_folder_without_a_finished_cell_is_refused(tmp_path: Path) -> None:
 def test_other_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a result of 'varifocal compare'"):
+        read_comparison(tmp_path)
+
+
+def test_comparison_without_a_cell_is_refused(comparison: Comparison, tmp_path: Path) -> None:
+    replace(comparison.record, cells=()).write(tmp_path / "comparison.json")
+    with pytest.raises(ValueError, match="holds no finished cell of its arms; run the comparison again"):
         read_comparison(tmp_path)

@@ -2,55 +2,57 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from varifocal.plan.paper_order import order_checks
-from varifocal.report.plan_check import error_table, errors, plan_table, read_plan_check
+from varifocal.report.plan_check import error_table, memory_error, plan_table, summed_up, time_error
 from varifocal.results.papers import paper_tables
+from varifocal.results.plan_check import PlanCheck, PlanRow
+
+RESULT = Path(__file__).parents[2] / "results" / "plan_check.json"
 
 
-def row(seconds: float, predicted: float, *, preset: str = "tiny", peak: int | None = None) -> dict[str, Any]:
-    return {
-        "preset": preset, "name": "dense", "length": 256, "seconds": seconds, "predicted_seconds": predicted,
-        "peak_bytes": peak, "predicted_bytes": 90,
-    }  # fmt: skip
+def row(seconds: float, predicted: float, *, preset: str = "tiny", peak: int | None = None) -> PlanRow:
+    return PlanRow(
+        preset=preset, name="dense", length=256, seconds=seconds, spread=0.0, rounds=1, predicted_seconds=predicted,
+        peak_bytes=peak, predicted_bytes=90,
+    )  # fmt: skip
 
 
 def test_median_is_of_sizes_and_the_worst_keeps_its_sign() -> None:
-    found = errors([row(1, 1.1), row(1, 0.6), row(1, 1.2)], "seconds")
+    found = summed_up([time_error(one) for one in (row(1, 1.1), row(1, 0.6), row(1, 1.2))])
     assert found is not None
     assert [found.median, found.worst] == pytest.approx([0.2, -0.4])
     assert found.count == 3
 
 
 def test_rows_without_a_measurement_are_left_out() -> None:
-    assert errors([row(1, 1)], "bytes") is None
-    found = errors([row(1, 1), row(1, 1, peak=100)], "bytes")
+    assert summed_up([memory_error(row(1, 1))]) is None
+    found = summed_up([memory_error(one) for one in (row(1, 1), row(1, 1, peak=100))])
     assert found is not None
     assert found.worst == pytest.approx(-0.1)
 
 
 def test_tables_name_every_preset_and_all() -> None:
-    content = {"rows": [row(1, 1.1, peak=100), row(2, 1, preset="small")]}
-    assert [line[0] for line in error_table(content)[1:]] == ["tiny", "small", "all"]
-    assert plan_table(content)[1] == ["tiny dense", "256", "1", "1.1", "+10%", "0", "0", "-10%"]
+    check = replace(PlanCheck.read(RESULT), rows=(row(1, 1.1, peak=100), row(2, 1, preset="small")))
+    assert [line[0] for line in error_table(check)[1:]] == ["tiny", "small", "all"]
+    assert plan_table(check)[1] == ["tiny dense", "256", "1", "1.1", "+10%", "0", "0", "-10%"]
 
 
 @pytest.mark.parametrize("content", ['{"benchmark": "model"}', "{broken"])
 def test_file_that_is_no_result_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "r.json").write_text(content)
     with pytest.raises(ValueError, match=r"r\.json"):
-        read_plan_check(tmp_path / "r.json")
+        PlanCheck.read(tmp_path / "r.json")
 
 
 def test_result_in_the_repository_can_be_read() -> None:
-    content = read_plan_check(Path(__file__).parent.parent.parent / "results" / "plan_check.json")
-    assert len({item["preset"] for item in content["rows"]}) == 3
-    assert json.dumps(content["machine"])
+    check = PlanCheck.read(RESULT)
+    assert len({item.preset for item in check.rows}) == 3
+    assert check.machine.measured
 
 
 def test_order_of_the_paper_is_compared_pair_by_pair() -> None:

@@ -89,8 +89,9 @@ def analysis_content(planted: float = 0.3) -> dict[str, Any]:
     )
     plain: dict[str, Any] = as_plain({
         "experiment": "analysis", "environment": {"command": "varifocal analyze the-model --data the-data"},
-        "mechanism": "head_gated", "layers": LAYERS, "heads": HEADS, "data": "sotu", "split": "validation",
-        "length": 128, "window": 16, "resamples": 50, "model": "m", "k_scale": 1.0, "k_min": 1, "seed": 0,
+        "mechanism": "head_gated", "mechanism_options": {}, "layers": LAYERS, "heads": HEADS, "data": "sotu",
+        "split": "validation", "length": 128, "window": 16, "resamples": 50, "model": "m",
+        "k_scale": 1.0, "k_min": 1, "seed": 0,
         **summed_up(seen, window=16, resamples=50, seed=0),
     })  # fmt: skip
     return plain
@@ -331,7 +332,7 @@ def test_single_run_is_shown(tmp_path: Path) -> None:
 
 
 def test_comparison_file_alone_is_shown_without_runs(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "comparison.json").write_text(json.dumps(gather_comparison(folder).as_json()))
+    gather_comparison(folder).with_results().write(tmp_path / "comparison.json")
     assert "without the runs there are no gates to show" in Page(page_of(tmp_path / "comparison.json")).words
 
 

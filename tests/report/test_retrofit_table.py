@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from varifocal.report.retrofit import read_retrofit, retrofit_table
+from varifocal.report.retrofit import retrofit_table
+from varifocal.results.retrofit import RetrofitResult
 
 RUN: dict[str, Any] = {
     "mechanism": "head_gated",
@@ -23,7 +24,7 @@ RUN: dict[str, Any] = {
 def test_row_says_what_was_asked_promised_and_measured(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text(json.dumps({"experiment": "retrofit", "runs": [RUN, RUN | {"share": None, "loss_after": 2.625}]}))
-    _, first, second = retrofit_table(read_retrofit(file))
+    _, first, second = retrofit_table(RetrofitResult.read(file))
     assert first == ["head_gated window=64, gate.start=-4", "dense but 2e-02", "5.0e-01", "2.7500", "+0.2500", ""]
     assert (second[1], second[-1]) == ("none", "2.6250")
 
@@ -32,4 +33,4 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text("{}")
     with pytest.raises(ValueError, match="is not a result of 'varifocal retrofit'"):
-        read_retrofit(file)
+        RetrofitResult.read(file)

@@ -125,9 +125,10 @@ def test_papers_configs_are_as_the_papers_state_them() -> None:
     assert (heads.num_attention_heads, heads.head_dim, heads.layer_mechanism(0).options["window"]) == (12, 128, 256)
 
 
-def test_cpu_configs_keep_the_proportions_of_window_and_context() -> None:
+def test_cpu_config_keeps_the_proportions_of_window_and_context() -> None:
     for name in ("context_adaptive", "head_gated"):
-        small, large = (load_config(ROOT / "configs" / where / f"{name}.toml") for where in ("cpu", "papers"))
+        small = load_config(ROOT / "configs" / "cpu" / "train.toml", [f"model.mechanism={name}"])
+        large = load_config(ROOT / "configs" / "papers" / f"{name}.toml")
         ratios = []
         for config in (small, large):
             options = model_config(config, None).layer_mechanism(0).options

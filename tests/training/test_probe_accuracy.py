@@ -84,5 +84,5 @@ def test_evaluate_prints_accuracy_by_distance(data: PreparedData, tmp_path: Path
     )
     assert result.returncode == 0, result.stderr
     assert "right answers by distance" in result.stdout
-    assert "guessing is right in 25.0%" in result.stdout
+    assert "a guess is right 25.0% of the time" in result.stdout
     assert '"recall"' in (tmp_path / "r.json").read_text()

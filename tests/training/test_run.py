@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,14 @@ from tests.training.runs import OPTIONS, losses, records, small_config, small_co
 from varifocal.data import Batches, PreparedData
 from varifocal.data.probe import Probe, make_probe
 from varifocal.model import load_model
+from varifocal.results.gate_traces import read_gate_traces
+from varifocal.results.run import RunSummary
 from varifocal.training.config import TrainingConfig, config_from
 from varifocal.training.divergence import DivergedError
 from varifocal.training.evaluation import evaluate
-from varifocal.training.gate_traces import read_gate_traces
 from varifocal.training.micro_batches import MicroBatches, model_inputs
 from varifocal.training.parameter_groups import parameter_groups
-from varifocal.training.run import RunSummary, train
+from varifocal.training.run import train
 from varifocal.training.start import starting_model
 
 
@@ -57,7 +57,7 @@ def test_run_directory_holds_what_it_promises(run: Run) -> None:
 
 
 def test_summary_is_what_train_returns(run: Run, probe: PreparedData) -> None:
-    assert json.loads((run.out / "summary.json").read_text()) == asdict(run.summary)
+    assert json.loads((run.out / "summary.json").read_text()) == run.summary.to_json()
     assert run.summary.steps == 8
     assert run.summary.tokens == 8 * 4 * 64
     assert run.summary.data_fingerprint == probe.fingerprint
@@ -165,12 +165,14 @@ def test_batches_begin_at_any_step(probe: PreparedData) -> None:
 
 def test_gates_have_a_group_of_their_own_without_decay(probe: PreparedData) -> None:
     model = starting_model(small_config(probe, "context_adaptive"), probe)
-    groups = {one["name"]: one for one in parameter_groups(model, learning_rate=1.0, weight_decay=0.1, gate_factor=0.5)}
+    groups = {
+        one["name"]: one for one in parameter_groups(model, learning_rate=1.0, weight_decay=0.1, mechanism_factor=0.5)
+    }
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    gates = [names[id(one)] for one in groups["gates"]["params"]]
+    gates = [names[id(one)] for one in groups["mechanism"]["params"]]
     assert gates
     assert all(".mechanism." in name for name in gates)
-    assert (groups["gates"]["lr"], groups["gates"]["weight_decay"]) == (0.5, 0.0)
+    assert (groups["mechanism"]["lr"], groups["mechanism"]["weight_decay"]) == (0.5, 0.0)
     assert groups["matrices"]["weight_decay"] == 0.1
     assert all(one.ndim == 1 for one in groups["vectors"]["params"])
     assert sum(len(one["params"]) for one in groups.values()) == len(names)
@@ -312,7 +314,7 @@ def test_command_trains_in_bfloat16(probe: PreparedData, tmp_path: Path) -> None
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert "finished: validation loss" in done.stdout
-    summary = RunSummary(**json.loads((tmp_path / "run" / "summary.json").read_text()))
+    summary = RunSummary.read(tmp_path / "run" / "summary.json")
     assert summary.steps == 2
     assert load_model(tmp_path / "run" / "model").dtype == torch.float32
 

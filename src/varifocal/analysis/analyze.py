@@ -1,4 +1,4 @@
-"""A model and data to the content of an analysis file: selection quality, patterns, widths and distances."""
+"""A model and data to an analysis: selection quality, patterns, widths and distances."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from varifocal.data import PreparedData
 from varifocal.environment import environment
 from varifocal.equations.branches import SoftWindow, TopK, Window, members
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.results.analysis import Analysis
 
 QUANTITIES = {
     "gate": "weight of the near branch, where it has an effect",
     "width": "window in keys",
-    "distance": "mean distance to the keys that top-k chose",
+    "distance": "mean distance to the keys that top-k selected",
     "window_mass": "share of dense attention inside the window, beyond it",
 }
 """What is broken down by kind and position."""
@@ -72,8 +73,8 @@ def analyze(
     plan: AnalysisPlan | None = None,
     *,
     on_row: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
-    """The content of an analysis file, plain values ready for JSON.
+) -> Analysis:
+    """What the model's heads read and its gates decide, with intervals over documents.
 
     Args:
         model: any model of ours, a pretrained one as `load_pretrained` gives it among them.
@@ -106,7 +107,7 @@ def analyze(
         )
     content = {
         "experiment": "analysis",
-        "environment": environment(),
+        "environment": environment().to_json(),
         "mechanism": model.config.mechanism,
         "mechanism_options": model.config.mechanism_options,
         "layers": model.config.num_hidden_layers,
@@ -122,8 +123,7 @@ def analyze(
         "seed": plan.seed,
         **summed_up(seen, window=window, resamples=plan.resamples, seed=plan.seed),
     }
-    plain: dict[str, Any] = as_plain(content)
-    return plain
+    return Analysis.from_json(as_plain(content))
 
 
 def summed_up(seen: Observed, *, window: int, resamples: int, seed: int) -> dict[str, Any]:

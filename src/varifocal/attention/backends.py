@@ -104,7 +104,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 class UnavailableError(ValueError):
-    """A backend that was asked for by name cannot run the problem; the message says why."""
+    """The backend that was asked for by name, or every backend, cannot run the problem; the message says why."""
 
 
 def prepare(name: str, problem: Any, *, device: str) -> Run:
@@ -116,11 +116,15 @@ def prepare(name: str, problem: Any, *, device: str) -> Run:
         device: the kind of device that its tensors are on.
     """
     if name == "auto":
+        reasons: list[tuple[str, str]] = []
         for backend in BACKENDS.values():
             if backend.volunteers_on is None or device in backend.volunteers_on:
                 run = backend.prepare(problem)
                 if not isinstance(run, str):
                     return run
+                reasons.append((backend.name, run))
+        told = "; ".join(f"backend {tried!r} {reason}" for tried, reason in reasons)
+        raise UnavailableError(f"no backend can run this problem on {device}: {told}")
     if name not in BACKENDS:
         known = ", ".join(f"'{known}'" for known in ("auto", *BACKENDS))
         raise ValueError(f"unknown backend {name!r}; known are {known}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from varifocal.equations.branches import Branch, Indexer, Prefix, Segments, SoftWindow, TopK, Union, Window, members
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, repeated_document
-from varifocal.equations.scores import HeadScale, PairGate, Score
+from varifocal.equations.scores import DistanceBias, HeadScale, PairGate, Score
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -138,6 +138,11 @@ def check_score(q: Tensor, score: Score, sizes: dict[str, int]) -> None:
     """What the score carries fits the call."""
     if not isinstance(score, Score):
         raise ValueError(f"score must be a value such as Dot() or HeadScale(scale), got {score!r}")
+    if isinstance(score, DistanceBias):
+        rows = "H-" if isinstance(score.table, Tensor) and score.table.ndim == 2 else "BHT-"
+        check_tensor("DistanceBias.table", score.table, rows, sizes, like=q)
+        if score.table.shape[-1] == 0:
+            raise ValueError("DistanceBias.table needs an entry for at least one distance, got none")
     if isinstance(score, HeadScale):
         check_tensor("HeadScale.scale", score.scale, "H", sizes, like=q)
     if isinstance(score, PairGate):

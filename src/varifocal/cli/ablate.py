@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich import box
@@ -12,10 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from varifocal.cli.compare import Seeds, Settings, Workers, parse_seeds, require_packages, run_and_report
-
-if TYPE_CHECKING:
-    from varifocal.experiments.comparison_plan import Arm
-    from varifocal.training.config import TrainingConfig
 
 
 def ablate(
@@ -53,13 +48,10 @@ def ablate(
     if config is None or out is None:
         raise ValueError("ablate needs a CONFIG and a folder OUT; 'varifocal ablate --list' shows the ablations")
     require_packages()
-    from varifocal.experiments.ablations import ablation_arms, sizes_of
-    from varifocal.experiments.comparison_plan import load_plan
+    from varifocal.experiments.ablate import load_ablation_plan
 
-    def arms(base: TrainingConfig) -> Iterable[Arm]:
-        return ablation_arms(ablation or [], sizes_of(base))
-
-    run_and_report(load_plan(config, set_ or [], arms=arms, seeds=parse_seeds(seeds)), out, workers=workers)
+    plan = load_ablation_plan(config, ablation or [], set_ or [], seeds=parse_seeds(seeds))
+    run_and_report(plan, out, workers=workers)
 
 
 def print_ablations() -> None:

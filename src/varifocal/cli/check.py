@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Annotated
 
-import torch
 import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from varifocal import MECHANISMS
-from varifocal.cli.files import require_folder, write_atomically
+from varifocal.cli.tables import counting_bar
 from varifocal.conformance import ROWS, Conformance, variants_of
 from varifocal.conformance import check as check_conformance
-from varifocal.device import find_device
+from varifocal.device import find_device, find_dtype
+from varifocal.results.conformance import ConformanceRecord, FindingRecord, write_conformance
+from varifocal.results.files import require_folder
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MARKS = {"kept": "[green]✓[/green]", "broken": "[bold red]✗[/bold red]", "not offered": "[dim]·[/dim]"}
+Mechanisms = Annotated[
+    list[str] | None,
+    typer.Option("--mechanism", "-m", help="A mechanism or variant to check; repeat for several. Default: all."),
+]
+RowNames = Annotated[
+    list[str] | None, typer.Option("--row", "-r", help="A row of the table; repeat for several. Default: all.")
+]
+FindingsFile = Annotated[
+    Path | None, typer.Option("--json", help="Also write the findings to this file.", dir_okay=False)
+]
 
 
 def check(
-    mechanism: Annotated[
-        list[str] | None,
-        typer.Option("--mechanism", "-m", help="A mechanism or variant to check; repeat for several. Default: all."),
-    ] = None,
-    row: Annotated[
-        list[str] | None, typer.Option("--row", "-r", help="A row of the table; repeat for several. Default: all.")
-    ] = None,
+    mechanism: Mechanisms = None,
+    row: RowNames = None,
     backend: Annotated[str, typer.Option(help="auto, or the name of a backend.")] = "auto",
     dtype: Annotated[str, typer.Option(help="float64, float32, bfloat16 or float16.")] = "float64",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
@@ -40,57 +43,40 @@ def check(
     kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads of the test inputs.")] = 2,
     head_width: Annotated[int, typer.Option(min=1, help="Width of a head.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Another seed draws other inputs.")] = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the findings to this file.", dir_okay=False)
-    ] = None,
+    json_file: FindingsFile = None,
 ) -> None:
     """Hold each mechanism to what training and decoding rely on, and print the table.
 
     A text must give the same outputs and gradients whole, as a prefix, in chunks, token by token, packed with others,
-    behind padding and in any batch; a later token must change nothing at all. Exits with 1 if a promise is broken.
+    after padding and in any batch; a later token must change nothing at all. Exits with 1 if a promise is broken.
 
     \b
     varifocal check
     varifocal check -m head_gated --backend native --dtype float32
     varifocal check --device cuda
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    place = find_device(device).place
-    if json_file is not None:
-        require_folder(json_file)
+    kind, place = find_dtype(dtype), find_device(device).place
+    require_folder(json_file)
     names = [name for wanted in mechanism or MECHANISMS for name in variants_of(wanted)]
     results = []
-    progress = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), transient=True
-    )
-    with progress:
-        task = progress.add_task("", total=len(names))
+    with counting_bar() as bar:
+        task = bar.add_task("", total=len(names))
         for name in names:
-            progress.update(task, description=name)
-            results.append(
-                check_conformance(
-                    name,
-                    rows=row,
-                    backend=backend,
-                    dtype=DTYPES[dtype],
-                    device=place,
-                    heads=heads,
-                    kv_heads=kv_heads,
-                    head_width=head_width,
-                    seed=seed,
-                )
-            )
-            progress.advance(task)
-    console = Console()
-    print_table(console, results, title=f"conformance of backend {backend}, {dtype}, {device}")
+            bar.update(task, description=name)
+            found = check_conformance(
+                name, rows=row, backend=backend, dtype=kind, device=place, heads=heads, kv_heads=kv_heads,
+                head_width=head_width, seed=seed,
+            )  # fmt: skip
+            results.append(found)
+            bar.advance(task)
+    print_findings(Console(), results, title=f"conformance of backend {backend}, {dtype}, {device}")
     if json_file is not None:
-        write_atomically(json_file, json.dumps([as_json(result) for result in results], indent=1) + "\n")
+        write_conformance(json_file, [record_of(result) for result in results])
     if not all(result.conforms for result in results):
         raise typer.Exit(1)
 
 
-def print_table(console: Console, results: list[Conformance], *, title: str) -> None:
+def print_findings(console: Console, results: list[Conformance], *, title: str) -> None:
     """The table, what its columns promise, and a sentence for every broken promise."""
     shown = {finding.row.name for result in results for finding in result.findings}
     rows = [row for row in ROWS if row.name in shown]
@@ -116,18 +102,18 @@ def print_table(console: Console, results: list[Conformance], *, title: str) -> 
     console.print(f"{kept} promises kept, {broken} broken", highlight=False)
 
 
-def as_json(result: Conformance) -> dict[str, object]:
-    """A result as plain values; errors that were not measured are null."""
-    return {
-        "name": result.name,
-        "conforms": result.conforms,
-        "findings": [
-            {
-                "row": finding.row.name,
-                "verdict": finding.verdict,
-                "error": finding.error if finding.verdict == "kept" else None,
-                "detail": finding.detail,
-            }
+def record_of(result: Conformance) -> ConformanceRecord:
+    """A result as its file holds it; errors that were not measured are None."""
+    return ConformanceRecord(
+        name=result.name,
+        conforms=result.conforms,
+        findings=tuple(
+            FindingRecord(
+                row=finding.row.name,
+                verdict=finding.verdict,
+                error=finding.error if finding.verdict == "kept" else None,
+                detail=finding.detail,
+            )
             for finding in result.findings
-        ],
-    }
+        ),
+    )

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from varifocal.cli.files import write_atomically
-from varifocal.cli.tables import print_table
+from varifocal.cli.options import parse_numbers
+from varifocal.cli.tables import counting_bar, print_table
 
 if TYPE_CHECKING:
     from varifocal.experiments.comparison import CellProgress
     from varifocal.experiments.comparison_plan import ComparisonPlan
+    from varifocal.statistics.comparison import Comparison
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file, see docs/comparison.md.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the comparison.")]
@@ -51,16 +50,11 @@ def compare(config: Config, out: Out, set_: Settings = None, seeds: Seeds = None
 
 
 def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
-    """Run what is missing; print the tables and write them to the folder."""
+    """Run what is missing; print the tables, and write the page and the picture to the folder."""
     from varifocal.experiments.comparison import compare as run_cells
-    from varifocal.report.comparison_plot import plot_comparison
-    from varifocal.report.comparison_tables import all_tables, comparison_markdown, legend, verdicts
-    from varifocal.statistics.comparison import gather_comparison
+    from varifocal.report.comparison_files import write_comparison_files
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells"), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, transient=True) as bar:
+    with counting_bar("cells") as bar:
         task = bar.add_task("starting", total=len(plan.cells()))
 
         def show(progress: CellProgress) -> None:
@@ -72,19 +66,9 @@ def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
     console = Console(highlight=False)
     for name, reason in outcome.failed.items():
         console.print(f"[bold red]{escape(name)} failed:[/bold red] {escape(reason)}", soft_wrap=True)
-    if outcome.finished:
-        comparison = gather_comparison(out)
-        plot_comparison(comparison, out / "curves.png")
-        write_atomically(out / "comparison.md", comparison_markdown(comparison, plot="curves.png"))
-        write_atomically(out / "comparison.json", json.dumps(comparison.as_json(), indent=1) + "\n")
-        for title, line, table in all_tables(comparison):
-            print_table(console, title, table)
-            console.print(escape(line), soft_wrap=True)
-            if title == "loss":
-                console.print(escape(legend(comparison)), soft_wrap=True)
-            console.print()
-        for sentence in verdicts(comparison):
-            console.print(escape(sentence), soft_wrap=True)
+    if outcome.comparison is not None:
+        write_comparison_files(outcome.comparison, out)
+        print_comparison(console, outcome.comparison)
         console.print(f"\nwritten to {out}: comparison.md, comparison.json, curves.png, cells/", soft_wrap=True)
         if len(plan.seeds) == 1:
             console.print(
@@ -95,12 +79,23 @@ def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
         raise typer.Exit(1)
 
 
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """All tables with what was scaled down, and a sentence for each arm."""
+    from varifocal.report.comparison_tables import all_tables, legend, verdicts
+
+    for title, line, table in all_tables(comparison):
+        print_table(console, title, table)
+        console.print(escape(line), soft_wrap=True)
+        if title == "loss":
+            console.print(escape(legend(comparison)), soft_wrap=True)
+        console.print()
+    for sentence in verdicts(comparison):
+        console.print(escape(sentence), soft_wrap=True)
+
+
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     """0,1,2 as numbers."""
-    try:
-        return None if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ValueError(f"seeds must be whole numbers separated by commas, got {text!r}") from error
+    return None if text is None else parse_numbers(text, what="seeds")
 
 
 def require_packages() -> None:

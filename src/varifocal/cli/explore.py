@@ -6,10 +6,11 @@ import importlib.util
 import webbrowser
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from varifocal.cli.options import Threads, use_threads
 
 
 def explore(
@@ -33,7 +34,7 @@ def explore(
         typer.Option(help="The secret part of the address, to keep it between starts; default: a random one."),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Open a page on which you type a text and see what each token reads.
 
@@ -52,8 +53,7 @@ def explore(
     from varifocal.explorer.opening import open_model
     from varifocal.explorer.server import make_token, serve
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     secret = make_token(token)
     console = Console(soft_wrap=True, highlight=False)
     if not is_loopback(host):

@@ -11,6 +11,8 @@ import torch
 import typer
 from rich.console import Console
 
+from varifocal.cli.options import Threads, use_threads
+
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A model's folder, with its tokenizer.json.")],
@@ -22,7 +24,7 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this sum.")] = 0.95,
     top_k: Annotated[int, typer.Option(min=0, help="Draw from so many likeliest tokens; 0 for all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Draw the same text again.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Go on with a text, token by token as they come, and say how fast.
 
@@ -30,14 +32,12 @@ def generate(
     varifocal generate runs/demo/model "The state of the union"
     varifocal generate MODEL "Once upon a time" --temperature 0 --tokens 50
     """
-    from varifocal.model import load_model
-    from varifocal.model.text import load_text_tokenizer, printing_streamer
+    from varifocal.model.text import printing_streamer
+    from varifocal.retrofit.opening import open_with_tokenizer
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = load_model(model)
-    tokenizer = load_text_tokenizer(model)
+    loaded, tokenizer = open_with_tokenizer(model)
     ids = torch.tensor([tokenizer.encode(text)], dtype=torch.int64)
     if not ids.numel():
         raise ValueError("the prompt is empty; give at least one word to go on with")

@@ -54,8 +54,8 @@ def native_status() -> str:
     if missing is not None:
         return f"missing: {missing}"
     runnable = list(library.targets())
-    chosen = next(name for name, index in library.targets().items() if index == library.target())
-    return f"runs: {chosen} (also here: {', '.join(name for name in runnable if name != chosen) or 'none'})"
+    running = next(name for name, index in library.targets().items() if index == library.target())
+    return f"runs: {running} (also here: {', '.join(name for name in runnable if name != running) or 'none'})"
 
 
 def flex_status() -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import varifocal
-from varifocal.cli.files import require_folder, write_atomically
+from varifocal.results.files import require_folder, write_whole
 
 
 def report(
@@ -39,9 +39,9 @@ def report(
     varifocal report runs/demo
     varifocal report runs/demo runs/gates -o report.html --bench results/attention_bench.json
     """
-    from varifocal.report.attention_bench import read_attention_bench
     from varifocal.report.page.page import make_page, require_packages
     from varifocal.report.page.sources import read_source
+    from varifocal.results.attention_bench import AttentionBench
 
     require_packages()
     sources = [read_source(path) for path in paths]
@@ -51,12 +51,12 @@ def report(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     page = make_page(
         sources,
-        None if bench is None else read_attention_bench(bench),
+        None if bench is None else AttentionBench.read(bench),
         title=title or sources[0].title,
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         made=f"Made {now} by varifocal {varifocal.__version__}",
     )
-    write_atomically(out, page)
+    write_whole(out, page)
     console = Console(highlight=False)
     notes = [note for source in sources for note in source.notes]
     for note in notes:

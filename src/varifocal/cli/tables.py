@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 
@@ -13,7 +13,14 @@ def progress_bar() -> Progress:
     return Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True)
 
 
-def print_table(console: Console, title: str, rows: list[list[str]]) -> None:
+def counting_bar(unit: str = "", *, console: Console | None = None) -> Progress:
+    """The same with how many are done; on the console that prints meanwhile."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    words = [TextColumn(unit)] if unit else []
+    return Progress(*columns, *words, TimeElapsedColumn(), console=console, transient=True)
+
+
+def print_table(console: Console, title: str | None, rows: list[list[str]]) -> None:
     """A table with its first column to the left and numbers to the right."""
     header, *body = rows
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)

@@ -11,21 +11,22 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from varifocal.training.run import RunSummary
+    from varifocal.results.run import RunSummary
     from varifocal.training.trainer import Progress as RunProgress
 
 
-def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see configs/.", show_default=False)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the run.", show_default=False)],
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Lay a setting over the config; repeat for several."),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, as if never interrupted.")
-    ] = False,
-) -> None:
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see configs/.", show_default=False)]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the run.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Lay a setting over the config; repeat for several."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, as if never interrupted.")
+]
+
+
+def train(config: Config, out: Out, setting: Settings = None, resume: Resume = False) -> None:
     """Train a model as a config says, into a run directory.
 
     OUT gets the resolved config, metrics.jsonl, what the gates did, checkpoints, the model and last summary.json.
@@ -36,11 +37,11 @@ def train(
 
       varifocal data prepare sotu data/sotu
 
-      varifocal train configs/cpu/head_gated.toml runs/head_gated
+      varifocal train configs/cpu/train.toml runs/head_gated
 
-      varifocal train configs/cpu/head_gated.toml runs/dense --set model.mechanism=dense --set optimization.steps=200
+      varifocal train configs/cpu/train.toml runs/dense --set model.mechanism=dense --set optimization.steps=200
 
-      varifocal train configs/cpu/head_gated.toml runs/head_gated --resume
+      varifocal train configs/cpu/train.toml runs/head_gated --resume
 
       torchrun --nproc-per-node 8 --no-python varifocal train configs/papers/context_adaptive.toml runs/caa
     """
@@ -51,7 +52,20 @@ def train(
 
     settings = load_config(config, setting or [])
     console = Console(quiet=not is_first_process())
-    bar = Progress(
+    with training_bar(console) as bar:
+        shown = TrainingBar(bar, steps=settings.optimization.total_steps)
+        try:
+            found = run(settings, out, resume=resume, on_progress=shown.show)
+        except StoppedError as stopped:
+            bar.stop()
+            console.print(escape(str(stopped)), highlight=False, soft_wrap=True)
+            raise typer.Exit(143) from stopped
+    print_summary(console, out, found)
+
+
+def training_bar(console: Console) -> Progress:
+    """A bar with loss, speed and time left."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
@@ -60,26 +74,26 @@ def train(
         console=console,
         transient=True,
     )
-    with bar:
-        task = bar.add_task("starting", total=settings.optimization.total_steps, numbers="")
-        seen: list[float | None] = [None]
 
-        def show(now: RunProgress) -> None:
-            if now.note is not None:
-                bar.console.print(escape(now.note), highlight=False, soft_wrap=True)
-            numbers = bar.tasks[task].fields["numbers"] if now.loss is None else numbers_of(now)
-            bar.update(task, description=f"step {now.step}", completed=now.step, numbers=numbers)
-            if now.validation_loss is not None and now.validation_loss != seen[0]:
-                seen[0] = now.validation_loss
-                bar.console.print(f"step {now.step}: validation loss {now.validation_loss:.4f}", highlight=False)
 
-        try:
-            found = run(settings, out, resume=resume, on_progress=show)
-        except StoppedError as stopped:
-            bar.stop()
-            console.print(escape(str(stopped)), highlight=False, soft_wrap=True)
-            raise typer.Exit(143) from stopped
-    print_summary(console, out, found)
+class TrainingBar:
+    """Shows how far a run is, and prints notes and validations above the bar."""
+
+    def __init__(self, bar: Progress, *, steps: int) -> None:
+        self.bar, self.numbers = bar, ""
+        self.validation_loss: float | None = None
+        self.task = bar.add_task("starting", total=steps, numbers="")
+
+    def show(self, now: RunProgress) -> None:
+        """Called after every step."""
+        if now.note is not None:
+            self.bar.console.print(escape(now.note), highlight=False, soft_wrap=True)
+        if now.loss is not None:
+            self.numbers = numbers_of(now)
+        self.bar.update(self.task, description=f"step {now.step}", completed=now.step, numbers=self.numbers)
+        if now.validation_loss not in (None, self.validation_loss):
+            self.validation_loss = now.validation_loss
+            self.bar.console.print(f"step {now.step}: validation loss {now.validation_loss:.4f}", highlight=False)
 
 
 def numbers_of(now: RunProgress) -> str:

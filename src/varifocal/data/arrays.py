@@ -24,7 +24,7 @@ class SplitArrays(NamedTuple):
     tokens: NDArray[Any]
     """[N], the end of every document included."""
     ends: NDArray[numpy.int64]
-    """[D]: the token behind each document's last."""
+    """[D]: the token after each document's last."""
     byte_ends: NDArray[numpy.int64]
     """[D]: the same, in bytes of text."""
     answers: NDArray[numpy.int64] | None = None

@@ -39,7 +39,7 @@ class Batches:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank must lie in 0 to world_size - 1, got rank {self.rank} of {self.world_size}")
+            raise ValueError(f"rank must be between 0 and {self.world_size - 1}, got {self.rank}")
         if self.start_step < 0 or self.seed < 0 or (self.epochs is not None and self.epochs < 1):
             raise ValueError(
                 f"start_step and seed must be at least 0 and epochs at least 1, got {self.start_step}, {self.seed} and "
@@ -64,7 +64,8 @@ class Batches:
     def indices(self, step: int) -> NDArray[numpy.int64]:
         """The numbers of the rows that this rank reads in a step."""
         if step < 0 or (self.steps is not None and step >= self.steps):
-            raise IndexError(f"step {step} of {self.steps}")
+            below = "" if self.steps is None else f" and below {self.steps}"
+            raise IndexError(f"step must be at least 0{below}, got {step}")
         epoch, within = divmod(step, self.steps_per_epoch)
         begin = (within * self.world_size + self.rank) * self.batch_size
         begin, end = min(begin, len(self.rows)), min(begin + self.batch_size, len(self.rows))

@@ -109,7 +109,7 @@ class OpenShard(NamedTuple):
     file: CheckedFile
     tokens: NDArray[numpy.unsignedinteger]
     ends: NDArray[numpy.int64]
-    """For each document, the token behind its last."""
+    """For each document, the token after its last."""
     byte_ends: NDArray[numpy.int64]
     """The same, in UTF-8 bytes of its text."""
     answers: NDArray[numpy.int64] | None
@@ -123,7 +123,7 @@ class OpenShard(NamedTuple):
 
 
 class TokenSplit:
-    """The documents of a split, one after the other: a long row of tokens with a mark behind every document."""
+    """The documents of a split, one after the other: a long row of tokens with a mark after every document."""
 
     def __init__(self, name: str, shards: list[OpenShard], *, end: int) -> None:
         self.name, self.shards, self.end = name, shards, end
@@ -186,13 +186,15 @@ class TokenSplit:
 
     def _locate(self, number: int) -> tuple[OpenShard, int]:
         if not 0 <= number < self.documents:
-            raise IndexError(f"document {number} of {self.documents} in split {self.name!r}")
+            raise IndexError(
+                f"a document of split {self.name!r} has a number between 0 and {self.documents - 1}, got {number}"
+            )
         index = int(numpy.searchsorted(self.document_offsets, number, side="right")) - 1
         return self.shards[index], number - int(self.document_offsets[index])
 
 
 def offsets(counts: list[int]) -> NDArray[numpy.int64]:
-    """Where each of the parts begins, and behind them the whole: [0, c0, c0 + c1, ...]."""
+    """Where each of the parts begins, and after them the whole: [0, c0, c0 + c1, ...]."""
     return numpy.concatenate(([0], numpy.cumsum(counts, dtype=numpy.int64))).astype(numpy.int64)
 
 

@@ -72,7 +72,7 @@ class TokenizerEntry:
     """One more than the largest token."""
     end_token: str
     end: int
-    """The token behind every document."""
+    """The token after every document."""
 
 
 @dataclass(frozen=True, kw_only=True)

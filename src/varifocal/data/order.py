@@ -20,7 +20,7 @@ def shuffled(places: ArrayLike, *, count: int, seed: int, epoch: int) -> NDArray
     """
     values = numpy.asarray(places, dtype=numpy.int64)
     if values.size and not 0 <= values.min() <= values.max() < count:
-        raise ValueError(f"places must lie in 0 to {count - 1}, got {values.min()} to {values.max()}")
+        raise ValueError(f"places must be between 0 and {count - 1}, got {values.min()} to {values.max()}")
     half = numpy.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     keys = round_keys(seed, epoch)
     result = feistel(values.astype(numpy.uint64), half, keys)
@@ -34,7 +34,7 @@ def shuffled(places: ArrayLike, *, count: int, seed: int, epoch: int) -> NDArray
 def stretch(begin: int, end: int, *, count: int, seed: int, epoch: int) -> NDArray[numpy.int64]:
     """The row numbers at the places begin to end of the shuffled order."""
     if not 0 <= begin <= end <= count:
-        raise ValueError(f"places must lie in 0 to {count}, got {begin} to {end}")
+        raise ValueError(f"places must be between 0 and {count}, got {begin} to {end}")
     blocks = [block(number, count, seed, epoch) for number in range(begin // BLOCK, -(-end // BLOCK))]
     first = begin // BLOCK * BLOCK
     return numpy.concatenate([*blocks, numpy.empty(0, dtype=numpy.int64)])[begin - first : end - first]

@@ -70,8 +70,8 @@ class PackedRows:
     """Row i holds the tokens i * length up to (i + 1) * length of the split.
 
     A document that does not fit continues in the next row, where its positions begin at 0 again: a row knows nothing of
-    what lies outside it. Documents of a row are told apart by `documents`, unless `joined`: then a row is one document.
-    The tokens behind the last whole row are left out, or with `padded` make one more row, filled up with padding.
+    what lies outside it. `documents` tells the documents of a row apart, unless `joined`: then a row is one document.
+    The tokens after the last whole row are left out, or with `padded` make one more row, filled up with padding.
     """
 
     def __init__(self, split: TokenSplit, *, length: int, joined: bool = False, padded: bool = False) -> None:
@@ -91,7 +91,7 @@ class PackedRows:
 
     def __getitem__(self, index: int) -> Row:
         if not -self.count <= index < self.count:
-            raise IndexError(f"row {index} of {self.count}")
+            raise IndexError(f"the number of a row must be between 0 and {self.count - 1}, got {index}")
         whole = self.batch([index % self.count])
         return Row(whole.input_ids[0], whole.documents[0], whole.positions[0])
 
@@ -100,23 +100,25 @@ class PackedRows:
 
     def batch(self, indices: ArrayLike) -> Rows:
         """The rows of these numbers [N], in this order."""
-        chosen = numpy.asarray(indices, dtype=numpy.int64)
-        if chosen.ndim != 1:
-            raise ValueError(f"row numbers must be a list, got an array of shape {chosen.shape}")
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < self.count:
-            raise IndexError(f"row numbers must lie in 0 to {self.count - 1}, got {chosen.min()} to {chosen.max()}")
-        starts = chosen * self.length
+        numbers = numpy.asarray(indices, dtype=numpy.int64)
+        if numbers.ndim != 1:
+            raise ValueError(f"row numbers must be a list, got an array of shape {numbers.shape}")
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.count:
+            raise IndexError(
+                f"row numbers must be between 0 and {self.count - 1}, got {numbers.min()} to {numbers.max()}"
+            )
+        starts = numbers * self.length
         shards = self.split.token_offsets.searchsorted(starts, side="right") - 1
-        input_ids = numpy.empty((len(chosen), self.length), dtype=numpy.int64)
+        input_ids = numpy.empty((len(numbers), self.length), dtype=numpy.int64)
         runs = Runs([], [], [])
         for row, (start, shard) in enumerate(zip(starts.tolist(), shards.tolist(), strict=True)):
             self._fill(input_ids[row], start, shard, row * self.length, runs)
         if self.joined:
-            documents = numpy.repeat(chosen, self.length).reshape(input_ids.shape)
-            positions = numpy.tile(self._arange, (len(chosen), 1))
+            documents = numpy.repeat(numbers, self.length).reshape(input_ids.shape)
+            positions = numpy.tile(self._arange, (len(numbers), 1))
         else:
             documents, positions = runs.spread(input_ids.shape)
-        self._mark_padding(chosen, documents, positions)
+        self._mark_padding(numbers, documents, positions)
         return Rows(input_ids, documents, positions)
 
     def answers(self, indices: ArrayLike) -> RowAnswers:
@@ -124,13 +126,13 @@ class PackedRows:
         answers = self.split.answers
         if answers is None:
             raise ValueError("these data hold no questions; make some with 'varifocal data probe'")
-        chosen = numpy.asarray(indices, dtype=numpy.int64)
-        starts = chosen * self.length
+        numbers = numpy.asarray(indices, dtype=numpy.int64)
+        starts = numbers * self.length
         begin = numpy.searchsorted(answers.tokens, starts)
         end = numpy.searchsorted(answers.tokens, starts + self.length)
         found = numpy.concatenate([numpy.arange(a, b) for a, b in zip(begin, end, strict=True)] or [numpy.empty(0)])
         found = found.astype(numpy.int64)
-        rows = numpy.repeat(numpy.arange(len(chosen)), end - begin)
+        rows = numpy.repeat(numpy.arange(len(numbers)), end - begin)
         return RowAnswers(rows, answers.tokens[found] - starts[rows], answers.distances[found])
 
     def _fill(self, into: NDArray[numpy.int64], start: int, number: int, flat: int, runs: Runs) -> None:
@@ -159,10 +161,10 @@ class PackedRows:
         into[filled:] = split.end
 
     def _mark_padding(
-        self, chosen: NDArray[numpy.int64], documents: NDArray[numpy.int64], positions: NDArray[numpy.int64]
+        self, numbers: NDArray[numpy.int64], documents: NDArray[numpy.int64], positions: NDArray[numpy.int64]
     ) -> None:
         left = self.split.tokens - (self.count - 1) * self.length
         if left < self.length:
-            last = chosen == self.count - 1
+            last = numbers == self.count - 1
             documents[last, left:] = PADDING
             positions[last, left:] = 0

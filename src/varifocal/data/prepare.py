@@ -41,7 +41,7 @@ class Options:
 
     tokenizer: str = "train:8192"
     end_token: str | None = None
-    """The token behind every document; None for the tokenizer's own."""
+    """The token after every document; None for the tokenizer's own."""
     splits: Splits = field(default_factory=Splits)
     column: str = "text"
     """The column of parquet files, the key of jsonl lines."""

@@ -1,6 +1,6 @@
-"""Multi-query associative recall (Zoology, arXiv:2312.04927), with the distance between fact and question as a choice.
+"""Multi-query associative recall (Zoology, arXiv:2312.04927), with facts and questions at set distances.
 
-A text is noise with facts in it, a key and its value, and later questions: the key again, behind which its value is to
+A text is noise with facts in it, a key and its value, and later questions: the key again, after which its value is to
 be told. A question at distance d can only be answered by what reads d tokens back; attention to a window cannot, in l
 layers, once d exceeds l windows.
 """
@@ -36,7 +36,7 @@ class Probe:
     """From a question back to the key of its fact; each question draws one."""
     keys: int = 64
     values: int = 64
-    """Kinds of value: guessing is right once in so many."""
+    """Kinds of value: a guess is right once in so many."""
     noise: int = 128
     """Kinds of token that mean nothing."""
     seed: int = 0
@@ -44,8 +44,8 @@ class Probe:
     def __post_init__(self) -> None:
         if not self.distances or min(self.distances) < 2 or max(self.distances) > self.length - 3:
             raise ValueError(
-                f"distances must lie in 2 to length - 3 = {self.length - 3}, so that fact, question and end have room; "
-                f"got {self.distances}"
+                f"distances must be between 2 and length - 3 = {self.length - 3}, so that fact, question and end have "
+                f"room; got {self.distances}"
             )
         if not 1 <= self.questions <= self.keys:
             raise ValueError(f"questions must be at least 1 and at most the {self.keys} keys, got {self.questions}")
@@ -56,8 +56,8 @@ class Probe:
             )
         if self.values < 2 or self.noise < 1 or self.seed < 0:
             raise ValueError(
-                f"a probe needs 2 values or more, 1 kind of noise or more and a seed from 0 on, got {self.values}, "
-                f"{self.noise} and {self.seed}"
+                f"a probe needs at least 2 values, at least 1 kind of noise and a seed of at least 0, got "
+                f"{self.values}, {self.noise} and {self.seed}"
             )
 
     @property

@@ -24,7 +24,7 @@ ADDED = (
     "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>",
     "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>",
 )  # fmt: skip
-"""Tokens of Qwen3 behind the special ones, which are not special themselves."""
+"""Tokens of Qwen3 after the special ones, which are not special themselves."""
 
 
 def tokenizer_from_ranks(path: Path) -> Tokenizer:

@@ -63,7 +63,7 @@ def read_span(root: str, span: Span, *, column: str, separator: str | None, inva
 
 
 def read_parquet(file: IO[bytes], span: Span, column: str, invalid: Invalid) -> Iterator[Text]:
-    """The column of the span's row groups; null is no text."""
+    """The column of the span's row groups; null counts as empty."""
     import pyarrow
     from pyarrow import parquet
 
@@ -83,7 +83,7 @@ def read_parquet(file: IO[bytes], span: Span, column: str, invalid: Invalid) -> 
 
 
 def read_jsonl(file: IO[bytes], span: Span, column: str, invalid: Invalid) -> Iterator[Text]:
-    """The lines that begin within the span; null is no text, and so is an empty line."""
+    """The lines that begin within the span; null and an empty line count as empty."""
     place = span.begin
     if span.begin:
         # The line in which the span begins belongs to the one before, unless it begins exactly here.

@@ -38,7 +38,7 @@ class TextTokenizer:
 
     @cached_property
     def end(self) -> int:
-        """The token behind every document."""
+        """The token after every document."""
         found = self.raw.token_to_id(self.end_token)
         if found is None:
             raise ValueError(f"tokenizer {self.name!r} has no token {self.end_token!r}; name another with --end-token")

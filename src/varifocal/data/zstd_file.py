@@ -1,6 +1,6 @@
 """A .zst file read to its true end: all frames, and an error if the last one is cut off.
 
-The stream readers of the usual libraries stop behind the first frame, and take a truncated file for a shorter one.
+The stream readers of the usual libraries stop after the first frame, and take a truncated file for a shorter one.
 """
 
 from __future__ import annotations

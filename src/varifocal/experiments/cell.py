@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+from varifocal.results.run import CONFIG
 from varifocal.training.config import load_config
 from varifocal.training.divergence import DivergedError
 from varifocal.training.interruption import StoppedError
@@ -28,7 +29,7 @@ def train_cell(config_file: Path, out: Path) -> None:
     """Train the run of a config, from its newest checkpoint if it has one."""
     from varifocal.training.run import train
 
-    train(load_config(config_file), out, resume=(out / "config.toml").is_file())
+    train(load_config(config_file), out, resume=(out / CONFIG).is_file())
 
 
 def end_with_parent() -> None:

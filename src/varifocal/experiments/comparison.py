@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,15 +10,18 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from varifocal.data import PreparedData, open_data
-from varifocal.data.files import explained, write_durably
+from varifocal.data import open_data
+from varifocal.data.files import explained
 from varifocal.environment import environment
 from varifocal.experiments.comparison_plan import Cell, ComparisonPlan
+from varifocal.results.comparison import CELLS, ComparisonRecord, PlanRecord, TestRecord, cell_folder
+from varifocal.results.files import write_whole
+from varifocal.results.metrics import METRICS, last_entry
+from varifocal.results.run import MODEL, RunSummary
+from varifocal.statistics.comparison import Comparison, gather_comparison
 from varifocal.training.config import TrainingConfig
 
-PLAN = "plan.json"
 POLL = 0.3
 """Seconds between two looks at the running cells."""
 
@@ -48,6 +50,8 @@ class ComparisonOutcome:
     """Of the finished cells, those that were finished before."""
     failed: dict[str, str]
     """Why, by cell."""
+    comparison: Comparison | None
+    """What the finished cells say, as comparison.json holds it; None if none is finished."""
 
 
 OnProgress = Callable[[CellProgress], None]
@@ -64,6 +68,8 @@ def compare(
     train_cells: TrainCells | None = None,
 ) -> ComparisonOutcome:
     """Train every cell that is not finished, then measure each finished one on the test split, once.
+
+    The folder gets a run directory for each cell, and comparison.json when all is done.
 
     Args:
         plan: what to compare.
@@ -87,8 +93,13 @@ def compare(
         finished = [name for name in configs if is_finished(out, name)]
         for number, name in enumerate(finished):
             report(CellProgress(cell=f"test split of {name}", done=number, cells=len(finished)))
-            measure_on_test_split(out / "cells" / name, configs[name], most_tokens=plan.test_tokens)
-    return ComparisonOutcome(folder=out, finished=tuple(finished), skipped=tuple(before), failed=failed)
+            measure_on_test_split(cell_folder(out, name), configs[name], most_tokens=plan.test_tokens)
+        comparison = gather_comparison(out) if finished else None
+        if comparison is not None:
+            comparison.with_results().write(out / ComparisonRecord.filename)
+    return ComparisonOutcome(
+        folder=out, finished=tuple(finished), skipped=tuple(before), failed=failed, comparison=comparison
+    )
 
 
 def counted(progress: CellProgress, before: int, cells: int) -> CellProgress:
@@ -98,7 +109,7 @@ def counted(progress: CellProgress, before: int, cells: int) -> CellProgress:
 
 def is_finished(out: Path, name: str) -> bool:
     """Whether a cell's run came to its end."""
-    return (out / "cells" / name / "summary.json").is_file()
+    return (cell_folder(out, name) / RunSummary.filename).is_file()
 
 
 def check_models(plan: ComparisonPlan) -> None:
@@ -114,38 +125,40 @@ def check_models(plan: ComparisonPlan) -> None:
 
 def open_folder(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
     """Write the plan into a new folder; ValueError if the folder holds something else."""
-    file = out / PLAN
-    content = plan.as_json()
+    file = out / PlanRecord.filename
+    record = plan.record(workers=workers, environment=environment())
     if file.is_file():
-        check_same(content, json.loads(file.read_text(encoding="utf-8")), out)
+        require_same(record, PlanRecord.read(file), out)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and holds no comparison; choose another folder")
     with explained(out):
-        (out / "cells").mkdir(parents=True, exist_ok=True)
-        shared = {"data": plan.data_name, "workers": workers, "environment": environment()}
-        write_durably(file, json.dumps({**content, **shared}, indent=1) + "\n")
+        (out / CELLS).mkdir(parents=True, exist_ok=True)
+        record.write(file)
 
 
-def check_same(content: dict[str, Any], stored: dict[str, Any], out: Path) -> None:
+def require_same(plan: PlanRecord, stored: PlanRecord, out: Path) -> None:
     """ValueError unless the folder's plan is the same, but for arms and seeds that are new."""
     again = "choose another folder, or run the same comparison again to go on"
-    for section, values in content["base"].items():
+    for section, values in plan.base.items():
         for key, value in values.items():
-            old = stored["base"].get(section, {}).get(key)
+            old = stored.base.get(section, {}).get(key)
             # Threads change how long a run takes, not what it finds.
             if old != value and (section, key) != ("run", "threads"):
                 raise ValueError(
                     f"{out} holds a comparison with {section}.{key} = {old!r}, this one has {value!r}; {again}"
                 )
-    arms = {arm["name"]: arm for arm in content["arms"]}
-    for arm in stored["arms"]:
-        if arms.get(arm["name"]) != arm:
-            raise ValueError(f"{out} holds a comparison with another arm {arm['name']!r}; {again}")
-    if not set(stored["seeds"]) <= set(content["seeds"]):
-        raise ValueError(f"{out} holds a comparison with the seeds {stored['seeds']}, keep them; {again}")
-    for key in ("baseline", "test_tokens"):
-        if stored[key] != content[key]:
-            raise ValueError(f"{out} holds a comparison with {key} = {stored[key]!r}, got {content[key]!r}; {again}")
+    arms = {arm.name: arm for arm in plan.arms}
+    for arm in stored.arms:
+        if arms.get(arm.name) != arm:
+            raise ValueError(f"{out} holds a comparison with another arm {arm.name!r}; {again}")
+    if not set(stored.seeds) <= set(plan.seeds):
+        raise ValueError(f"{out} holds a comparison with the seeds {list(stored.seeds)}, keep them; {again}")
+    for key, old, value in (
+        ("baseline", stored.baseline, plan.baseline),
+        ("test_tokens", stored.test_tokens, plan.test_tokens),
+    ):
+        if old != value:
+            raise ValueError(f"{out} holds a comparison with {key} = {old!r}, got {value!r}; {again}")
 
 
 def prepare_data(plan: ComparisonPlan, out: Path, report: OnProgress) -> Path | None:
@@ -176,23 +189,23 @@ def train_in_processes(
                 running[name] = start(name, configs[name], out)
             time.sleep(POLL)
             for name, process in list(running.items()):
-                say(progress_of(out / "cells" / name, configs[name], done=done))
+                say(progress_of(cell_folder(out, name), configs[name], done=done))
                 if process.poll() is not None:
                     del running[name]
                     close(process)
                     done += 1
                     if process.returncode or not is_finished(out, name):
-                        failed[name] = last_words(out / "cells" / f"{name}.log", process.returncode)
+                        failed[name] = last_words(out / CELLS / f"{name}.log", process.returncode)
     return failed
 
 
 def start(name: str, config: TrainingConfig, out: Path) -> subprocess.Popen[bytes]:
     """Start the process of one cell; what it says goes to cells/NAME.log."""
-    file = out / "cells" / f"{name}.toml"
-    write_durably(file, config.as_toml())
-    with (out / "cells" / f"{name}.log").open("wb") as log:
+    file = out / CELLS / f"{name}.toml"
+    write_whole(file, config.as_toml())
+    with (out / CELLS / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "varifocal.experiments.cell", str(file), str(out / "cells" / name)],
+            [sys.executable, "-m", "varifocal.experiments.cell", str(file), str(cell_folder(out, name))],
             # An open pipe that closes when this process ends, however it ends: the cell watches it.
             stdin=subprocess.PIPE,
             stdout=log,
@@ -217,34 +230,15 @@ def end_all(running: dict[str, subprocess.Popen[bytes]]) -> None:
 
 def progress_of(run: Path, config: TrainingConfig, *, done: int) -> CellProgress:
     """How far a run is, by the last whole line of its metrics."""
-    entry = last_entry(run / "metrics.jsonl")
+    entry = last_entry(run / METRICS)
     return CellProgress(
         cell=run.name,
         done=done,
         cells=0,
-        step=int(entry.get("step", 0)),
+        step=0 if entry is None else entry.step,
         steps=config.optimization.total_steps,
-        loss=entry.get("loss", entry.get("validation_loss")),
+        loss=None if entry is None else entry.validation_loss if entry.loss is None else entry.loss,
     )
-
-
-def last_entry(file: Path) -> dict[str, Any]:
-    """The last line of a JSON lines file that is whole; nothing if there is none."""
-    try:
-        with file.open("rb") as lines:
-            lines.seek(0, os.SEEK_END)
-            lines.seek(max(0, lines.tell() - 4096))
-            tail = lines.read().decode("utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
-    for line in reversed(tail):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(entry, dict):
-            return entry
-    return {}
 
 
 def last_words(log: Path, code: int) -> str:
@@ -255,23 +249,21 @@ def last_words(log: Path, code: int) -> str:
 
 def measure_on_test_split(run: Path, config: TrainingConfig, *, most_tokens: int | None) -> None:
     """Write test.json into a finished run, unless it is there: loss on the test split, recall if it is a probe."""
-    file = run / "test.json"
+    file = run / TestRecord.filename
     if file.is_file():
         return
-    from varifocal.model import load_model
     from varifocal.training.evaluation import evaluate
+    from varifocal.training.opening import open_model_for
     from varifocal.training.probe_accuracy import is_probe, probe_accuracy
 
     assert config.data.path is not None
-    data: PreparedData = open_data(config.data.path)
-    model, split, length = load_model(run / "model"), data.split("test"), config.optimization.length
+    data = open_data(config.data.path)
+    model, split, length = open_model_for(run / MODEL, data), data.split("test"), config.optimization.length
     found = evaluate(model, split, length=length, most_tokens=most_tokens)
-    content: dict[str, Any] = {
-        "test_loss": found.loss,
-        "test_bits_per_byte": found.bits_per_byte,
-        "test_tokens": found.tokens,
-    }
+    recall = None
     if is_probe(data):
         answers = probe_accuracy(model, split, length=length, most_tokens=most_tokens)
-        content["recall"] = {str(one.distance): one.as_json() for one in answers}
-    write_durably(file, json.dumps(content, indent=1) + "\n")
+        recall = {str(one.distance): one.record() for one in answers}
+    TestRecord(
+        test_loss=found.loss, test_bits_per_byte=found.bits_per_byte, test_tokens=found.tokens, recall=recall
+    ).write(file)

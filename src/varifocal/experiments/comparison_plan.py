@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from varifocal.attention.mechanisms.registry import mechanism_type, nearest
+from varifocal.results.comparison import PlanRecord, cell_name
+from varifocal.results.environment import Environment
 from varifocal.training.config import DataSection, TrainingConfig, config_from
 
 VARIED = {
@@ -52,7 +54,7 @@ class Cell:
     @property
     def name(self) -> str:
         """The name of its run directory."""
-        return f"{self.arm.name}-seed{self.seed}"
+        return cell_name(self.arm.name, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +81,9 @@ class ComparisonPlan:
             if names.count(name) > 1:
                 raise ValueError(f"two arms are named {name!r}; give one of them another 'name'")
         if self.baseline not in names:
-            raise ValueError(f"the baseline {self.baseline!r} is none of the arms {', '.join(names)}; add it to them")
+            raise ValueError(f"the baseline {self.baseline!r} is not among the arms {', '.join(names)}; add it to them")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be different numbers from 0 on, got {list(self.seeds)}")
+            raise ValueError(f"seeds must be different numbers of at least 0, got {list(self.seeds)}")
         if self.test_tokens is not None and self.test_tokens < 1:
             raise ValueError(f"test_tokens must be at least 1, got {self.test_tokens}")
         for cell in self.cells():
@@ -114,10 +116,11 @@ class ComparisonPlan:
         """What the data are called in tables."""
         return Path(str(self.base.data.source or self.base.data.path)).name
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+    def record(self, *, workers: int, environment: Environment) -> PlanRecord:
+        """The plan as plan.json holds it."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
+        shared = {"data": self.data_name, "workers": workers, "environment": environment.to_json()}
+        return PlanRecord.from_json(plain | shared)
 
 
 def load_plan(

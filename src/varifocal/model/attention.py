@@ -31,7 +31,7 @@ class VarifocalAttention(Qwen3Attention):
         if type(self.mechanism).reset_parameters is Mechanism.reset_parameters:
             # It starts as it was built, and transformers would give its parts a start of their own.
             for part in self.mechanism.modules():
-                part.__dict__["_is_hf_initialized"] = True
+                part._is_hf_initialized = True  # type: ignore[assignment]
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, cache: Cache | None) -> MechanismOutput:
         """The layer's attention of its normed input x [B, T, C]; the result's output is [B, T, C] too.

@@ -155,7 +155,7 @@ def remember(
 
     Args:
         cache: of transformers. Its layers are ours where it was made with our config, or makes them as they come;
-            layers of another kind serve mechanisms that need nothing but keys and values, and are refused for others.
+            layers of another kind serve mechanisms that need no more than they keep, and are refused for others.
         layer: the layer's index.
         mechanism: the layer's.
         x, q, k, v: of the new tokens, as in Memory.append.
@@ -176,11 +176,24 @@ def remember(
         cache.update(k, v, layer, new=new)
         assert new.remembered is not None
         return new.remembered
+    if found is None and getattr(cache, "layer_class_to_replicate", None) is None:
+        raise ValueError(
+            f"the cache has {len(cache.layers)} layers, and this is layer {layer} of the model, counted from 0; "
+            "make the cache with the model's config, as in DynamicCache(config=model.config)"
+        )
     if not mechanism.memory().is_plain:
         raise ValueError(
             f"{mechanism.name} remembers more than keys and values, for which a {type(found).__name__} has no room; "
             "make the cache with the model's config, as in DynamicCache(config=model.config)"
         )
+    if found is not None and getattr(found, "is_sliding", False):
+        reach, kept = mechanism.farthest(), found.get_max_length()
+        if reach is None or reach > kept:
+            raise ValueError(
+                f"{mechanism.name} reads {'all' if reach is None else reach} keys back, of which a "
+                f"{type(found).__name__} keeps {kept}; "
+                "make the cache with the model's config, as in DynamicCache(config=model.config)"
+            )
     keys, values = cache.update(k, v, layer)
     # A static cache is longer than its text.
     return Remembered(keys[:, :, : layout.keys], values[:, :, : layout.keys])

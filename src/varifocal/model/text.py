@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast, TextStreamer
-
-ENDS = ("<|endoftext|>", "<|im_end|>", "</s>")
-"""What ends a document in the tokenizers that we know; a bare tokenizer.json does not say."""
 
 
 def load_text_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
@@ -23,8 +21,18 @@ def load_text_tokenizer(folder: str | Path) -> PreTrainedTokenizerFast:
     except Exception as error:  # the tokenizers library raises plain Exception for a file that it cannot read
         raise ValueError(f"{file} cannot be read as a tokenizer: {' '.join(str(error).split())}") from error
     if tokenizer.eos_token is None:
-        tokenizer.eos_token = next((end for end in ENDS if end in tokenizer.get_vocab()), None)
+        tokenizer.eos_token = end_of_document(Path(folder), tokenizer)
     return tokenizer
+
+
+def end_of_document(folder: Path, tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """The token that ends a document, as the model's config names it; a bare tokenizer.json does not say."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return None
+    end = found[0] if isinstance(found, list) and found else found
+    return str(tokenizer.convert_ids_to_tokens(end)) if isinstance(end, int) and 0 <= end < len(tokenizer) else None
 
 
 def printing_streamer(tokenizer: PreTrainedTokenizerFast) -> TextStreamer:

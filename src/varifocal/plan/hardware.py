@@ -1,65 +1,23 @@
-"""What a step runs on: the data sheets' peaks, an hourly price that is an assumption, and what of a peak is reached."""
+"""GPUs by name: the data sheets' peaks, and an hourly price that is an assumption."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
+
+from varifocal.results.hardware import Hardware
 
 Precision = Literal["float32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 GB = 1e9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hardware:
-    """One device, by its makers' data sheet or by measurement."""
-
-    name: str
-    memory: float
-    """Bytes."""
-    products: Mapping[Precision, float]
-    """Floating-point operations a second of matrix products, with sums in float32; no sparsity tricks."""
-    bandwidth: float
-    """Bytes a second of its memory."""
-    exponentials: float
-    """Exponentials (and functions like them) a second."""
-    link: float
-    """Bytes a second to and from another device of the same node, one way."""
-    price: float | None
-    """Dollars an hour: an assumption, prices change from week to week."""
-    measured: bool = False
-    """Whether the rates were measured as they are reached, instead of read from a data sheet."""
-    attention: Mapping[str, float] = field(default_factory=dict)
-    """If measured: operations a second that each mechanism's attention reaches, by `variant_name`."""
-    call: float = 0.0
-    """If measured: seconds that it takes to start an operator."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assumptions:
-    """What of a peak a program reaches. All of it is guessed for GPUs; nothing here was run on one."""
-
-    products: float = 0.55
-    """Of the peak of matrix products, for products with weights."""
-    attention: float = 0.35
-    """The same for attention, whose products are smaller and wait for a softmax."""
-    selection: float = 0.10
-    """The same for ranking keys and for reading keys that were chosen one by one."""
-    bandwidth: float = 0.75
-    """Of the memory's bandwidth, for operators that only read and write."""
-    exponentials: float = 0.5
-    call: float = 6e-6
-    """Seconds that Python and torch take to start an operator. On a GPU they run ahead of it: the slower one counts."""
-    overlap: float = 0.8
-    """The part of a backward pass behind which gradients can be exchanged."""
-    network: float = 12.5e9
-    """Bytes a second between nodes, one way, for all devices of a node together: 100 Gbit/s."""
-    devices_in_node: int = 8
-    reserve: float = 0.08
-    """Part of the memory that an allocator cannot use because of gaps."""
-    context: float = 0.7 * GB
-    """Bytes that the driver and libraries take."""
+def find_precision(name: str) -> Precision:
+    """The precision of a name; ValueError for an unknown one."""
+    for known in PRECISIONS:
+        if name == known:
+            return known
+    raise ValueError(f"unknown precision {name!r}; known are {', '.join(PRECISIONS)}")
 
 
 def gpu(
@@ -67,7 +25,7 @@ def gpu(
     link: float, price: float,
 ) -> Hardware:  # fmt: skip
     """A row of the table in GB, TFLOP/s, GB/s and thousands of millions of exponentials a second."""
-    products: dict[Precision, float] = {"float32": float32 * 1e12}
+    products = {"float32": float32 * 1e12}
     if bfloat16 is not None:
         products["bfloat16"] = bfloat16 * 1e12
     return Hardware(

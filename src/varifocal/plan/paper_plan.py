@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from varifocal.model.presets import preset
-from varifocal.plan.hardware import Hardware
+from varifocal.plan.paper_order import OrderCheck, order_checks
 from varifocal.plan.plan import Training, predict
+from varifocal.results.hardware import Hardware
+from varifocal.results.papers import PaperTable, paper_tables
 
 Way = Literal["our kernels", "prototype", "all written out"]
 WAYS: tuple[Way, ...] = ("our kernels", "prototype", "all written out")
@@ -41,4 +43,25 @@ def paper_predictions(
         one = predict(training, hardware)
         found["memory"][name] = one.peak
         found["speed"][name] = one.tokens_per_second
+    return found
+
+
+class PaperCheck(NamedTuple):
+    """One column of a paper's table beside the arithmetic, for each way of running it."""
+
+    table: PaperTable
+    ways: dict[Way, OrderCheck]
+
+
+def paper_checks(hardware: Hardware, *, gpus: int = 8, context: int | None = None) -> list[PaperCheck]:
+    """The columns of memory, speed and time of all papers, in the order of their tables."""
+    found = []
+    for table in paper_tables():
+        if table.memory is None and table.speed is None and table.time is None:
+            continue
+        names = tuple(row.mechanism for row in table.rows)
+        checks = [
+            order_checks(table, paper_predictions(way, names, hardware, gpus=gpus, context=context)) for way in WAYS
+        ]
+        found += [PaperCheck(table, dict(zip(WAYS, columns, strict=True))) for columns in zip(*checks, strict=True)]
     return found

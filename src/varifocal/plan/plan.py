@@ -11,8 +11,9 @@ from varifocal.attention.mechanisms import MECHANISMS
 from varifocal.attention.mechanisms.registry import mechanism_type, nearest
 from varifocal.model.config import VarifocalConfig
 from varifocal.plan.cost import parameters_by_part
-from varifocal.plan.hardware import Assumptions, Hardware, Precision
+from varifocal.plan.hardware import Precision
 from varifocal.plan.step_cost import HEAD_PRECISION, Execution, MicroBatch, StepWork, memory_by_part, step_work
+from varifocal.results.hardware import Assumptions, Hardware
 
 LARGEST_MICRO_BATCH = 64
 """Rows beyond which a step gains nothing."""

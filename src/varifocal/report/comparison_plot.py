@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from varifocal.results.estimates import Estimate
 from varifocal.statistics.comparison import Comparison
-from varifocal.statistics.estimates import Estimate, estimate, paired_difference
+from varifocal.statistics.estimates import estimate, paired_difference
 
 Curve = list[tuple[int, Estimate]]
 
@@ -41,9 +42,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
         axes.set_xlabel("million tokens of training")
         axes.grid(alpha=0.3)
     losses.legend(fontsize=8)
-    seeds = len(comparison.content["seeds"])
+    seeds = len(comparison.record.seeds)
     figure.suptitle(
-        f"{comparison.content['title']}: mean of {seeds} seed{'' if seeds == 1 else 's'}"
+        f"{comparison.title}: mean of {seeds} seed{'' if seeds == 1 else 's'}"
         + (", bands are 95 % intervals" if seeds > 1 else ""),
         fontsize=11,
     )
@@ -68,7 +69,7 @@ def zoom(axes: Any) -> None:
 
 def loss_curve(comparison: Comparison, arm: str) -> Curve:
     """The validation loss of an arm by tokens, where all of its seeds were validated."""
-    curves = [dict(map(tuple, cell["curve"])) for cell in comparison.cells(arm).values()]
+    curves = [dict(cell.curve) for cell in comparison.cells(arm).values()]
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     return [(tokens, estimate([curve[tokens] for curve in curves])) for tokens in shared]
 
@@ -76,11 +77,7 @@ def loss_curve(comparison: Comparison, arm: str) -> Curve:
 def difference_curve(comparison: Comparison, arm: str) -> Curve:
     """The paired difference of an arm to the baseline by tokens."""
     ours, theirs = comparison.cells(arm), comparison.cells(comparison.baseline)
-    pairs = [
-        (dict(map(tuple, ours[seed]["curve"])), dict(map(tuple, theirs[seed]["curve"])))
-        for seed in ours
-        if seed in theirs
-    ]
+    pairs = [(dict(ours[seed].curve), dict(theirs[seed].curve)) for seed in ours if seed in theirs]
     if not pairs:
         return []
     shared = sorted(set.intersection(*(set(a) & set(b) for a, b in pairs)))

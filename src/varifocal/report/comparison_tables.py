@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from varifocal.report.attention_bench import markdown
+from varifocal.report.table import Table, markdown, p_text, ratio, without_empty_columns
+from varifocal.results.comparison import ArmResult
+from varifocal.results.estimates import Difference, Estimate
 from varifocal.results.papers import PaperTable, paper_tables
-from varifocal.statistics.comparison import ArmResult, Comparison
-from varifocal.statistics.estimates import Difference, Estimate
+from varifocal.statistics.comparison import Comparison
 
-Table = list[list[str]]
-
-
-def without_empty_columns(table: Table) -> Table:
-    """The table without columns that no row fills, such as p for one seed."""
-    header, *body = table
-    kept = [number for number in range(len(header)) if number == 0 or any(row[number] for row in body)]
-    return [[row[number] for number in kept] for row in table]
+RECALL_LEGEND = "The table shows the share of right answers on the test split."
 
 
 def loss_table(comparison: Comparison) -> Table:
@@ -63,7 +57,7 @@ def cost_table(comparison: Comparison) -> Table:
 
 
 def recall_table(comparison: Comparison) -> Table | None:
-    """Header and rows: the share of right answers by distance; None if the data are no probe."""
+    """Header and rows: the share of right answers by distance; None if the data are not a probe."""
     results = [result for result in comparison.results if result.recall]
     if not results:
         return None
@@ -119,16 +113,14 @@ def beside(table: PaperTable, known: dict[str, ArmResult]) -> Table:
 
 def our_setting(comparison: Comparison) -> str:
     """One line: what all of our cells share."""
-    setting = comparison.setting
-    few, many = setting["parameters"]
-    sizes = f"{millions(few)}" if millions(few) == millions(many) else f"{millions(few)} to {millions(many)}"
-    seeds = comparison.content["seeds"]
+    setting, seeds = comparison.setting, len(comparison.record.seeds)
+    few, many = map(millions, setting.parameters)
     parts = [
-        f"{sizes} parameters",
-        f"{setting['data']}, {millions(setting['tokens'])} tokens of training",
-        f"batches of {setting['batch']} texts of {setting['length']} tokens",
-        f"{setting['precision']}" if setting["precision"] else "",
-        f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
+        f"{few} parameters" if few == many else f"{few} to {many} parameters",
+        f"{setting.data}, {millions(setting.tokens)} tokens of training",
+        f"batches of {setting.batch} texts of {setting.length} tokens",
+        setting.precision,
+        f"{seeds} seed{'' if seeds == 1 else 's'}",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -145,7 +137,7 @@ def scaled_down(comparison: Comparison, table: PaperTable | None = None) -> str:
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """A sentence for each arm, that claims no more than the intervals support."""
+    """A sentence for each arm that claims no more than its interval supports."""
     return [
         verdict(result.name, comparison.baseline, result.difference)
         for result in comparison.results
@@ -160,35 +152,39 @@ def verdicts(comparison: Comparison) -> list[str]:
 def verdict(name: str, other: str | None, difference: Difference | None) -> str:
     """What the difference between two arms allows to say."""
     if difference is None:
-        return f"{name}: no seed in common with {other}, nothing can be said."
-    if difference.half_width is None:
-        return f"{name}: {difference.mean:+.4f} against {other} with one seed; nothing can be said of its spread."
-    low, high = difference.mean - difference.half_width, difference.mean + difference.half_width
-    if difference.mean == 0 and difference.half_width == 0:
-        return f"{name}: exactly as {other} in every seed."
+        return f"{name} and {other} share no seed, so they cannot be compared."
+    if difference.interval is None:
+        return f"{name} differs from {other} by {difference.mean:+.4f} with one seed, so the spread is not known."
+    low, high = difference.interval
+    if low == high == 0:
+        return f"{name} has exactly the loss of {other} with every seed."
     where = f"95 % interval {low:+.4f} to {high:+.4f} over {difference.count} seeds"
     if not difference.excludes_zero:
-        return f"{name}: not told apart from {other} ({where})."
+        return f"{name} shows no difference from {other} ({where})."
     lower = "lower" if difference.mean < 0 else "higher"
-    return f"{name}: {lower} loss than {other} by {abs(difference.mean):.4f} ({where})."
+    return f"{name} has a {lower} loss than {other} by {abs(difference.mean):.4f} ({where})."
 
 
 def comparison_markdown(comparison: Comparison, *, plot: str | None = None) -> str:
     """The whole comparison as a page."""
-    title = comparison.content["title"]
     lines = scaled_down(comparison)
-    parts = [f"# {title}"]
-    if environment := comparison.content.get("environment"):
+    parts = [f"# {comparison.title}"]
+    made = comparison.record.environment
+    if made.command:
         parts.append(
-            f"`{environment['command']}`, commit {environment['commit']}, {environment['threads']} threads of "
-            f"{environment['processor']}, torch {environment['torch']}, {environment['time']}."
+            f"`{made.command}`, commit {made.commit}, {made.threads} threads of {made.processor}, torch {made.torch}, "
+            f"{made.time}."
         )
     parts += ["## Loss", lines, markdown(loss_table(comparison)), legend(comparison)]
     parts += ["\n".join(f"- {sentence}" for sentence in verdicts(comparison))]
     if plot is not None:
         parts.append(f"![Validation loss while training, and its difference to {comparison.baseline}]({plot})")
     if (recall := recall_table(comparison)) is not None:
-        parts += ["## Recall", f"{lines} The share of questions answered rightly, test split.", markdown(recall)]
+        parts += [
+            "## Recall",
+            f"{lines} {RECALL_LEGEND}",
+            markdown(recall),
+        ]
     parts += ["## Cost", lines, markdown(cost_table(comparison)), cost_legend(comparison)]
     for table, rows in paper_comparisons(comparison):
         parts += [
@@ -203,19 +199,20 @@ def comparison_markdown(comparison: Comparison, *, plot: str | None = None) -> s
 def legend(comparison: Comparison) -> str:
     """How to read the table of losses."""
     return (
-        "Losses in nats a token: mean over seeds ± half of the 95 % interval (Student's t); spread is the standard "
-        f"deviation between seeds. Differences to {comparison.baseline} are paired by seed, same data in the same "
-        "order; p is that of the two-sided paired t test, Holm's corrects it for the number of rows."
+        "Losses are in nats a token: the mean over seeds ± half of the 95 % interval (Student's t). Spread is the "
+        f"standard deviation between seeds. Differences to {comparison.baseline} are paired by seed: both runs read "
+        "the same data in the same order. p comes from the two-sided paired t test; p (Holm) is corrected for the "
+        "number of rows."
     )
 
 
 def cost_legend(comparison: Comparison) -> str:
     """How to read the table of costs."""
-    workers = comparison.setting["workers"]
+    workers = comparison.setting.workers
     return (
-        "Peak memory is what a cell's process took above what stood before its model was made; time is that of "
+        "Peak memory is what a cell's process took beyond what it held before its model was made. Time is that of "
         f"training alone, without validation. Cells ran {'one' if workers == 1 else workers} at a time, the arms one "
-        "after the other: whatever else the machine did shows in speed and time."
+        "after the other, so other work on the machine shows in speed and time."
     )
 
 
@@ -231,16 +228,6 @@ def signed(value: Difference | None) -> str:
     if value is None:
         return ""
     return f"{value.mean:+.4f}" + ("" if value.half_width is None else f" ± {value.half_width:.4f}")
-
-
-def p_text(p_value: float | None) -> str:
-    """Three decimals, or that it is smaller."""
-    return "" if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "<0.001"
-
-
-def ratio(value: float | None) -> str:
-    """1.05x."""
-    return "" if value is None else f"{value:.2f}x"
 
 
 def share(value: Estimate | None) -> str:

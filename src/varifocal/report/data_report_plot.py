@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from varifocal.results.data_report import DataReport
 
 
-def plot_data_report(report: dict[str, Any], path: Path) -> None:
+def plot_data_report(report: DataReport, path: Path) -> None:
     """Shares of documents and of tokens by length of the document, with the window; PNG or SVG by the ending."""
     import matplotlib
 
@@ -15,23 +16,22 @@ def plot_data_report(report: dict[str, Any], path: Path) -> None:
 
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharey=True)
     for panel, what in zip(panels, ("documents", "tokens"), strict=True):
-        for number, (name, split) in enumerate(report["splits"].items()):
-            edges = [part["from"] for part in split["histogram"]] + [split["histogram"][-1]["to"] + 1]
-            shares = [part[what] / split[what] for part in split["histogram"]]
-            panel.stairs(shares, edges, label=name, color=f"C{number}", linewidth=1.8, fill=number == 0, alpha=0.7)
-        panel.axvline(
-            report["window"], color="black", linewidth=1.0, linestyle="--", label=f"window {report['window']}"
-        )
+        for place, (name, split) in enumerate(report.splits.items()):
+            edges = [part.least for part in split.histogram] + [split.histogram[-1].most + 1]
+            counts = [part.documents if what == "documents" else part.tokens for part in split.histogram]
+            shares = [count / sum(counts) for count in counts]
+            panel.stairs(shares, edges, label=name, color=f"C{place}", linewidth=1.8, fill=place == 0, alpha=0.7)
+        panel.axvline(report.window, color="black", linewidth=1.0, linestyle="--", label=f"window {report.window}")
         panel.set_xscale("log", base=2)
         panel.set_xlabel("tokens in the document")
         panel.set_title(f"share of {what}", fontsize=11)
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=9)
-    first = next(iter(report["splits"].values()))
+    first = next(iter(report.splits.values()))
     figure.suptitle(
-        f"{Path(report['source']).name}, tokenizer {report['tokenizer']['name']}\n"
-        f"{first['documents_longer_than_window']:.0%} of documents are longer than the window, "
-        f"{first['tokens_beyond_window']:.0%} of tokens lie beyond it",
+        f"{Path(report.source).name}, tokenizer {report.tokenizer.name}\n"
+        f"{first.documents_longer_than_window:.0%} of documents are longer than the window, "
+        f"{first.tokens_beyond_window:.0%} of tokens lie beyond it",
         fontsize=11,
     )
     figure.savefig(path, dpi=120)

@@ -1,16 +1,13 @@
-"""The result file of `varifocal bench plan`, read for tables: how far predictions are from what was measured."""
+"""The result of `varifocal bench plan` as tables: how far predictions are from what was measured."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
-from varifocal.results.result_file import read_result
-
-Quantity = Literal["seconds", "bytes"]
-MEASURED = {"seconds": "seconds", "bytes": "peak_bytes"}
+from varifocal.report.table import Table, number
+from varifocal.results.plan_check import PlanCheck, PlanRow
 
 
 @dataclass(frozen=True)
@@ -24,50 +21,47 @@ class Errors:
     count: int
 
 
-def read_plan_check(path: Path) -> dict[str, Any]:
-    """ValueError unless the file is a result of `varifocal bench plan`."""
-    return read_result(path, key="benchmark", kind="plan", command="varifocal bench plan")
+def time_error(row: PlanRow) -> float:
+    """predicted / measured - 1, of the seconds."""
+    return row.predicted_seconds / row.seconds - 1
 
 
-def error_of(row: dict[str, Any], quantity: Quantity) -> float | None:
-    """predicted / measured - 1; None where nothing was measured."""
-    measured = row[MEASURED[quantity]]
-    return None if measured is None else float(row[f"predicted_{quantity}"] / measured - 1)
+def memory_error(row: PlanRow) -> float | None:
+    """The same of the bytes; None where they were not measured."""
+    return None if row.peak_bytes is None else row.predicted_bytes / row.peak_bytes - 1
 
 
-def errors(rows: list[dict[str, Any]], quantity: Quantity) -> Errors | None:
-    """Median and worst over those rows that were measured; None if none was."""
-    found = [one for row in rows if (one := error_of(row, quantity)) is not None]
-    if not found:
-        return None
-    return Errors(statistics.median(map(abs, found)), max(found, key=abs), len(found))
+def summed_up(errors: Sequence[float | None]) -> Errors | None:
+    """Median and worst of those that are known; None if none is."""
+    found = [one for one in errors if one is not None]
+    return Errors(statistics.median(map(abs, found)), max(found, key=abs), len(found)) if found else None
 
 
-def plan_table(content: dict[str, Any]) -> list[list[str]]:
+def plan_table(check: PlanCheck) -> Table:
     """Header and rows: measured and predicted time and memory of each step."""
     table = [["preset, mechanism", "tokens", "s measured", "predicted", "error", "MB measured", "predicted", "error"]]
-    for row in content["rows"]:
-        cells = [f"{row['preset']} {row['name']}", str(row["length"])]
-        cells += [f"{row['seconds']:.3g}", f"{row['predicted_seconds']:.3g}", f"{error_of(row, 'seconds'):+.0%}"]
-        known = row["peak_bytes"] is not None
-        cells += [
-            f"{row['peak_bytes'] / 1e6:,.0f}" if known else "",
-            f"{row['predicted_bytes'] / 1e6:,.0f}",
-            f"{error_of(row, 'bytes'):+.0%}" if known else "",
-        ]
-        table.append(cells)
+    for row in check.rows:
+        table.append([
+            f"{row.preset} {row.name}",
+            str(row.length),
+            f"{row.seconds:.3g}",
+            f"{row.predicted_seconds:.3g}",
+            f"{time_error(row):+.0%}",
+            number(None if row.peak_bytes is None else row.peak_bytes / 1e6, ",.0f"),
+            f"{row.predicted_bytes / 1e6:,.0f}",
+            number(memory_error(row), "+.0%"),
+        ])  # fmt: skip
     return table
 
 
-def error_table(content: dict[str, Any]) -> list[list[str]]:
+def error_table(check: PlanCheck) -> Table:
     """Header and rows: median and worst error of time and memory, by preset and of all."""
     table = [["", "time: median", "worst", "memory: median", "worst"]]
-    rows = content["rows"]
-    groups = {name: [row for row in rows if row["preset"] == name] for name in dict.fromkeys(r["preset"] for r in rows)}
-    for name, group in (groups | {"all": rows}).items():
+    presets = dict.fromkeys(row.preset for row in check.rows)
+    groups = {name: [row for row in check.rows if row.preset == name] for name in presets}
+    for name, rows in (groups | {"all": list(check.rows)}).items():
         cells = [name]
-        for quantity in ("seconds", "bytes"):
-            found = errors(group, quantity)
+        for found in (summed_up([time_error(row) for row in rows]), summed_up([memory_error(row) for row in rows])):
             cells += ["", ""] if found is None else [f"{found.median:.0%}", f"{found.worst:+.0%}"]
         table.append(cells)
     return table

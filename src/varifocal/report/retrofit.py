@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from varifocal.results.result_file import read_result
+from varifocal.report.table import Table, number
+from varifocal.results.retrofit import RetrofitResult
 
 
-def read_retrofit(path: Path) -> list[dict[str, Any]]:
-    """The runs of a result file, or a ValueError that says why it is none."""
-    content = read_result(path, key="experiment", kind="retrofit", command="varifocal retrofit")
-    runs: list[dict[str, Any]] = content["runs"]
-    return runs
-
-
-def retrofit_table(runs: list[dict[str, Any]]) -> list[list[str]]:
+def retrofit_table(result: RetrofitResult) -> Table:
     """Header and rows: the loss of each mechanism before and after its adaptation, and its distance from the source."""
     body = []
-    for run in runs:
-        asked = ", ".join(f"{name}={value}" for name, value in flat(run["asked"]))
-        share = run["share"]
+    for run in result.runs:
+        asked = ", ".join(f"{name}={value}" for name, value in flat(run.asked))
+        known = run.loss_before is not None and run.source_loss is not None
         body.append([
-            f"{run['mechanism']} {asked}".strip(),
-            "none" if share is None else "dense" if share == 0 else f"dense but {share:.0e}",
-            f"{run['largest_logit_difference']:.1e}",
-            f"{run['loss_before']:.4f}",
-            f"{run['loss_before'] - run['source_loss']:+.4f}",
-            f"{run['loss_after']:.4f}" if "loss_after" in run else "",
+            f"{run.mechanism} {asked}".strip(),
+            "none" if run.share is None else "dense" if run.share == 0 else f"dense but {run.share:.0e}",
+            number(run.largest_logit_difference, ".1e"),
+            number(run.loss_before, ".4f"),
+            f"{(run.loss_before or 0) - (run.source_loss or 0):+.4f}" if known else "",
+            number(run.loss_after, ".4f"),
         ])  # fmt: skip
     return [["", "promised start", "largest logit difference", "loss before", "against source", "loss after"], *body]
 

@@ -1,1 +1,1 @@
-"""The files that commands write: what is in them, and how they are read."""
+"""Every file that is written: a frozen record with its name, its reader and its writer. Imports no other room."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from varifocal.results.files import read_toml
+from varifocal.results.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperRow:
+class PaperRow(Record):
     """A row of a paper's table."""
 
     mechanism: str
@@ -25,7 +28,7 @@ class PaperRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperTable:
+class PaperTable(Record):
     """A paper's table; its first row is the baseline."""
 
     name: str
@@ -44,20 +47,10 @@ class PaperTable:
 @cache
 def paper_tables() -> tuple[PaperTable, ...]:
     """All tables of the papers."""
-    content = tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))
-    return tuple(
-        PaperTable(
-            **(table | {
-                "columns": tuple(table["columns"]),
-                "rows": tuple(
-                    PaperRow(
-                        mechanism=row["mechanism"],
-                        method=row["method"],
-                        values=dict(zip(table["columns"], row["values"], strict=True)),
-                    )
-                    for row in table["rows"]
-                ),
-            })
-        )
-        for table in content["table"]
-    )  # fmt: skip
+    content = read_toml(Path(__file__).with_name("papers.toml"), what="the papers' tables")
+    return tuple(PaperTable.from_json(table | {"rows": rows_by_column(table)}) for table in content["table"])
+
+
+def rows_by_column(table: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a table with their values by column."""
+    return [row | {"values": dict(zip(table["columns"], row["values"], strict=True))} for row in table["rows"]]

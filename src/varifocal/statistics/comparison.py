@@ -1,224 +1,206 @@
-"""A comparison's run directories as one result: what each arm reached over its seeds, and what sets it apart."""
+"""A comparison's cells to estimates: what each arm reached over its seeds, and what sets it apart."""
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from varifocal.statistics.estimates import Difference, Estimate, estimate, holm, paired_difference
+from varifocal.results.comparison import (
+    ArmRecord,
+    ArmResult,
+    CellRecord,
+    ComparisonRecord,
+    PlanRecord,
+    Setting,
+    TestRecord,
+    cell_folder,
+    cell_name,
+)
+from varifocal.results.estimates import Difference
+from varifocal.results.metrics import METRICS, read_metrics, validation_curve
+from varifocal.results.run import RunSummary, read_settings
+from varifocal.statistics.estimates import estimate, holm, paired_difference
 
-PLAN, RESULT = "plan.json", "comparison.json"
+Value = Callable[[CellRecord], float | None]
+"""A number of a cell; None where it has none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArmResult:
-    """What one arm (a mechanism with its options) reached. Estimates are over seeds."""
-
-    name: str
-    reference: str | None
-    """The arm that this one is an ablation of."""
-    seeds: tuple[int, ...]
-    parameters: int
-    validation_loss: Estimate
-    difference: Difference | None
-    """To the baseline, in validation loss; None for the baseline itself."""
-    adjusted_p: float | None
-    """p of that difference after Holm's correction for all arms."""
-    to_reference: Difference | None
-    bits_per_byte: Estimate
-    test_loss: Estimate | None
-    test_difference: Difference | None
-    peak_bytes: Estimate | None
-    memory_ratio: float | None
-    tokens_per_second: Estimate
-    speed_ratio: float | None
-    seconds: Estimate
-    recall: dict[str, Estimate] = field(default_factory=dict)
-    """Accuracy by distance, for a probe."""
+def loss(cell: CellRecord) -> float:
+    """What arms are compared by."""
+    return cell.validation_loss
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The content of comparison.json."""
+    """The finished cells of a comparison, and what follows from them."""
 
-    content: dict[str, Any]
+    record: ComparisonRecord
+
+    @property
+    def title(self) -> str:
+        return self.record.title
 
     @property
     def baseline(self) -> str:
-        name: str = self.content["baseline"]
-        return name
+        return self.record.baseline
 
     @property
-    def setting(self) -> dict[str, Any]:
+    def setting(self) -> Setting:
         """Data and budget that all cells share."""
-        setting: dict[str, Any] = self.content["setting"]
-        return setting
+        return self.record.setting
 
-    def cells(self, arm: str) -> dict[int, dict[str, Any]]:
+    @property
+    def command(self) -> str:
+        """What made it; empty if that is not known."""
+        return self.record.environment.command
+
+    def cells(self, arm: str) -> dict[int, CellRecord]:
         """The finished cells of an arm by seed."""
-        return {cell["seed"]: cell for cell in self.content["cells"] if cell["arm"] == arm}
+        return {cell.seed: cell for cell in self.record.cells if cell.arm == arm}
 
     @cached_property
     def results(self) -> tuple[ArmResult, ...]:
         """One for each arm that has a finished cell, in the order of the plan."""
-        arms = [arm for arm in self.content["arms"] if self.cells(arm["name"])]
-        differences = [self.difference(arm["name"], self.baseline, "validation_loss") for arm in arms]
+        arms = [arm for arm in self.record.arms if self.cells(arm.name)]
+        differences = [self.difference(arm.name, self.baseline, loss) for arm in arms]
         adjusted = holm([None if one is None else one.p_value for one in differences])
         return tuple(
             self.result(arm, difference, p) for arm, difference, p in zip(arms, differences, adjusted, strict=True)
         )
 
-    def result(self, arm: Mapping[str, Any], difference: Difference | None, adjusted_p: float | None) -> ArmResult:
+    def result(self, arm: ArmRecord, difference: Difference | None, adjusted_p: float | None) -> ArmResult:
         """The estimates of one arm."""
-        name, reference = arm["name"], arm.get("reference")
-        cells = self.cells(name)
-        distances = next(iter(cells.values())).get("recall", {})
+        name, reference = arm.name, arm.reference
+        cells = list(self.cells(name).values())
+        tests, peaks = known(cell.test_loss for cell in cells), known(cell.peak_bytes for cell in cells)
+        recalls = [cell.recall or {} for cell in cells]
         return ArmResult(
             name=name,
             reference=reference,
-            seeds=tuple(cells),
-            parameters=next(iter(cells.values()))["parameters"],
-            validation_loss=estimate(values(cells, "validation_loss")),
+            seeds=tuple(cell.seed for cell in cells),
+            parameters=cells[0].parameters,
+            validation_loss=estimate([cell.validation_loss for cell in cells]),
             difference=difference,
             adjusted_p=adjusted_p,
-            to_reference=None if reference is None else self.difference(name, reference, "validation_loss"),
-            bits_per_byte=estimate(values(cells, "bits_per_byte")),
-            test_loss=estimate(tests) if (tests := values(cells, "test_loss")) else None,
-            test_difference=self.difference(name, self.baseline, "test_loss"),
-            peak_bytes=estimate(peaks) if (peaks := values(cells, "peak_bytes")) else None,
-            memory_ratio=self.ratio(name, "peak_bytes"),
-            tokens_per_second=estimate(values(cells, "tokens_per_second")),
-            speed_ratio=self.ratio(name, "tokens_per_second"),
-            seconds=estimate(values(cells, "seconds")),
+            to_reference=None if reference is None else self.difference(name, reference, loss),
+            bits_per_byte=estimate([cell.bits_per_byte for cell in cells]),
+            test_loss=estimate(tests) if tests else None,
+            test_difference=self.difference(name, self.baseline, lambda cell: cell.test_loss),
+            peak_bytes=estimate(peaks) if peaks else None,
+            memory_ratio=self.ratio(name, lambda cell: cell.peak_bytes),
+            tokens_per_second=estimate([cell.tokens_per_second for cell in cells]),
+            speed_ratio=self.ratio(name, lambda cell: cell.tokens_per_second),
+            seconds=estimate([cell.seconds for cell in cells]),
             recall={
-                distance: estimate([cell["recall"][distance]["accuracy"] for cell in cells.values()])
-                for distance in distances
+                distance: estimate([one[distance].accuracy for one in recalls if distance in one])
+                for distance in recalls[0]
             },
         )
 
-    def pairs(self, arm: str, other: str, what: str) -> tuple[list[float], list[float]]:
-        """A value of two arms, for the seeds that both have."""
+    def pairs(self, arm: str, other: str, value: Value) -> tuple[list[float], list[float]]:
+        """A number of two arms, for the seeds that both have."""
         ours, theirs = self.cells(arm), self.cells(other)
-        shared = [
-            seed for seed in ours if seed in theirs and None not in (ours[seed].get(what), theirs[seed].get(what))
-        ]
-        return [ours[seed][what] for seed in shared], [theirs[seed][what] for seed in shared]
+        both = [(value(ours[seed]), value(theirs[seed])) for seed in ours if seed in theirs]
+        paired = [(one, two) for one, two in both if one is not None and two is not None]
+        return [one for one, _ in paired], [two for _, two in paired]
 
-    def difference(self, arm: str, other: str, what: str) -> Difference | None:
+    def difference(self, arm: str, other: str, value: Value) -> Difference | None:
         """The paired difference of two arms; None if they share no seed or are one arm."""
-        ours, theirs = self.pairs(arm, other, what)
+        ours, theirs = self.pairs(arm, other, value)
         return paired_difference(ours, theirs) if ours and arm != other else None
 
-    def ratio(self, arm: str, what: str) -> float | None:
+    def ratio(self, arm: str, value: Value) -> float | None:
         """The mean of an arm over that of the baseline, for the seeds that both have."""
-        ours, theirs = self.pairs(arm, self.baseline, what)
+        ours, theirs = self.pairs(arm, self.baseline, value)
         return sum(ours) / sum(theirs) if sum(theirs) else None
 
-    def as_json(self) -> dict[str, Any]:
-        """The content of comparison.json, with the estimates for those who read no Python."""
-        return self.content | {"results": [asdict(result) for result in self.results]}
+    def with_results(self) -> ComparisonRecord:
+        """The record as it is written: with the estimates for those who read no Python."""
+        return replace(self.record, results=self.results)
 
 
-def values(cells: Mapping[int, Mapping[str, Any]], what: str) -> list[float]:
-    """A value of every cell that has it."""
-    return [cell[what] for cell in cells.values() if cell.get(what) is not None]
+def known(values: Iterable[float | None]) -> list[float]:
+    """The values without those that are None."""
+    return [value for value in values if value is not None]
 
 
 def gather_comparison(folder: Path) -> Comparison:
     """The finished cells of a comparison folder; ValueError if there is none."""
-    plan = read_json(folder / PLAN, what="the plan of a comparison")
-    cells = []
-    for arm in plan["arms"]:
-        for seed in plan["seeds"]:
-            run = folder / "cells" / f"{arm['name']}-seed{seed}"
-            if (run / "summary.json").is_file():
-                cells.append({"arm": arm["name"], "seed": seed, **read_cell(run)})
+    plan = PlanRecord.read(folder / PlanRecord.filename)
+    cells = [
+        read_cell(folder, arm.name, seed)
+        for arm in plan.arms
+        for seed in plan.seeds
+        if (cell_folder(folder, cell_name(arm.name, seed)) / RunSummary.filename).is_file()
+    ]
     if not cells:
         raise ValueError(f"no cell of {folder} is finished; run the same comparison again, it goes on where it stopped")
-    return Comparison({
-        "experiment": "comparison",
-        "title": plan["title"],
-        "baseline": plan["baseline"],
-        "seeds": plan["seeds"],
-        "setting": {
-            "data": plan["data"],
-            "workers": plan["workers"],
-            **read_setting(folder / "cells" / f"{cells[0]['arm']}-seed{cells[0]['seed']}", cells),
-        },
-        "environment": plan.get("environment", {}),
-        "arms": plan["arms"],
-        "cells": cells,
-    })  # fmt: skip
+    return Comparison(
+        ComparisonRecord(
+            title=plan.title,
+            baseline=plan.baseline,
+            seeds=plan.seeds,
+            setting=shared_setting(folder, plan, cells),
+            environment=plan.environment,
+            arms=plan.arms,
+            cells=tuple(cells),
+        )
+    )
 
 
 def read_comparison(path: Path) -> Comparison:
     """A comparison.json, or the folder that holds one; ValueError unless it is one."""
-    file = path / RESULT if path.is_dir() else path
-    content = read_json(file, what="a comparison")
-    if content.get("experiment") != "comparison":
-        raise ValueError(f"{file} is not a result of 'varifocal compare'; give its folder or its {RESULT}")
-    return Comparison(content)
+    file = path / ComparisonRecord.filename if path.is_dir() else path
+    found = Comparison(ComparisonRecord.read(file))
+    if not found.results:
+        raise ValueError(f"{file} holds no finished cell of its arms; run the comparison again")
+    return found
 
 
-def read_cell(run: Path) -> dict[str, Any]:
+def read_cell(folder: Path, arm: str, seed: int) -> CellRecord:
     """What a finished run says of itself, its loss on the test split, and its validation curve."""
-    summary = read_json(run / "summary.json", what="the summary of a run")
-    cell = {
-        name: summary.get(name)
-        for name in (
-            "parameters", "steps", "tokens", "validation_loss", "bits_per_byte", "seconds", "tokens_per_second",
-            "peak_bytes", "data_fingerprint",
-        )
-    }  # fmt: skip
-    if (run / "test.json").is_file():
-        cell |= read_json(run / "test.json", what="the test of a run")
-    return cell | {"curve": read_curve(run / "metrics.jsonl")}
+    run = cell_folder(folder, cell_name(arm, seed))
+    summary = RunSummary.read(run / RunSummary.filename)
+    cell = CellRecord(
+        arm=arm,
+        seed=seed,
+        parameters=summary.parameters,
+        steps=summary.steps,
+        tokens=summary.tokens,
+        validation_loss=summary.validation_loss,
+        bits_per_byte=summary.bits_per_byte,
+        seconds=summary.seconds,
+        tokens_per_second=summary.tokens_per_second,
+        peak_bytes=summary.peak_bytes,
+        data_fingerprint=summary.data_fingerprint,
+        curve=validation_curve(read_metrics(run / METRICS)),
+    )
+    if not (run / TestRecord.filename).is_file():
+        return cell
+    test = TestRecord.read(run / TestRecord.filename)
+    return replace(
+        cell,
+        test_loss=test.test_loss,
+        test_bits_per_byte=test.test_bits_per_byte,
+        test_tokens=test.test_tokens,
+        recall=test.recall,
+    )
 
 
-def read_curve(file: Path) -> list[tuple[int, float]]:
-    """Tokens and validation loss at each validation. Of a step that was validated twice, the later one counts."""
-    points: dict[int, float] = {}
-    if file.is_file():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # a line that a killed process did not finish; the run wrote it again
-            if "validation_loss" in entry:
-                points[entry["tokens"]] = entry["validation_loss"]
-    return sorted(points.items())
-
-
-def read_setting(run: Path, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def shared_setting(folder: Path, plan: PlanRecord, cells: list[CellRecord]) -> Setting:
     """The sizes and the budget that every cell shares."""
-    try:
-        config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"cannot read {run / 'config.toml'} as the config of a run: {error}") from error
-    optimization, model = (config.get(name, {}) for name in ("optimization", "model"))
-    counts = [cell["parameters"] for cell in cells]
-    return {
-        "parameters": [min(counts), max(counts)],
-        "tokens": max(cell["tokens"] for cell in cells),
-        "steps": max(cell["steps"] for cell in cells),
-        "batch": optimization.get("batch"),
-        "length": optimization.get("length"),
-        "precision": optimization.get("precision"),
-        "preset": model.get("preset"),
-    }
-
-
-def read_json(file: Path, *, what: str) -> dict[str, Any]:
-    """A JSON object, or a ValueError that says what could not be read."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot read {file} as {what}: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"cannot read {file} as {what}: it holds no JSON object")
-    return content
+    settings = read_settings(cell_folder(folder, cell_name(cells[0].arm, cells[0].seed)))
+    counts = [cell.parameters for cell in cells]
+    return Setting(
+        data=plan.data,
+        workers=plan.workers,
+        parameters=(min(counts), max(counts)),
+        tokens=max(cell.tokens for cell in cells),
+        steps=max(cell.steps for cell in cells),
+        batch=settings.optimization.batch,
+        length=settings.optimization.length,
+        precision=settings.optimization.precision,
+        preset=settings.model.preset,
+    )

@@ -1,43 +1,13 @@
-"""What a few seeds say: a mean with its interval, and a difference between runs that share their seeds."""
+"""Values of a few seeds to a mean with its interval, and to a difference between runs that share their seeds."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from varifocal.results.estimates import Difference, Estimate
 from varifocal.statistics.student import critical_value, two_sided_p
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A mean over seeds."""
-
-    mean: float
-    deviation: float | None
-    """Standard deviation between seeds (n - 1 in its denominator); None for one seed."""
-    half_width: float | None
-    """Of the 95 % interval by Student's t; None for one seed."""
-    count: int
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval."""
-        return None if self.half_width is None else (self.mean - self.half_width, self.mean + self.half_width)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference(Estimate):
-    """A mean over seeds of differences between two runs of the same seed."""
-
-    p_value: float | None
-    """Of the two-sided paired t test; None for one seed."""
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the 95 % interval lies on one side of 0."""
-        return self.half_width is not None and abs(self.mean) > self.half_width
 
 
 def estimate(values: Sequence[float]) -> Estimate:

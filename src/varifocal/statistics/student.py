@@ -22,7 +22,7 @@ def two_sided_p(t: float, degrees: int) -> float:
 def critical_value(degrees: int, confidence: float = 0.95) -> float:
     """The t beyond which |T| lies with probability 1 - confidence."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     low, high = 0.0, 1.0
     while two_sided_p(high, degrees) > 1 - confidence:
         low, high = high, 2 * high

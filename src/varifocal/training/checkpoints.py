@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from varifocal.data.checksums import file_checksums
-from varifocal.data.files import synchronize, write_durably
+from varifocal.data.files import synchronize
+from varifocal.results.checkpoint import CheckpointState, Seal, SealedFile
 
-SEAL = "complete.json"
-"""Written last: sizes and checksums of all other files, and what the run remembers besides them."""
 PREFIX = "step-"
 
 
@@ -22,17 +20,17 @@ class Checkpoint(NamedTuple):
 
     path: Path
     step: int
-    state: dict[str, Any]
+    state: CheckpointState
     """What the run wrote into the seal."""
 
 
-def seal(writing: Path, checkpoint: Path, state: dict[str, Any]) -> None:
+def seal(writing: Path, checkpoint: Path, state: CheckpointState) -> None:
     """Make the finished folder `writing` the checkpoint: bring it to the disk, note its checksums, rename it."""
-    files = {}
+    files: dict[str, SealedFile] = {}
     for path in sorted(path for path in writing.rglob("*") if path.is_file()):
         synchronize(path)
-        files[str(path.relative_to(writing))] = {"size": path.stat().st_size, "checksums": file_checksums(path)}
-    write_durably(writing / SEAL, json.dumps({"state": state, "files": files}) + "\n")
+        files[str(path.relative_to(writing))] = SealedFile(size=path.stat().st_size, checksums=file_checksums(path))
+    Seal(state=state, files=files).write(writing / Seal.filename)
     discard(checkpoint)
     writing.rename(checkpoint)
     synchronize_folder(checkpoint.parent)
@@ -46,9 +44,9 @@ def newest_whole(folder: Path, *, on_damaged: Callable[[str], None]) -> Checkpoi
     found = checkpoint_paths(folder)
     problems = []
     for step, path in reversed(found):
-        content, problem = examined(path)
-        if problem is None:
-            return Checkpoint(path, step, content["state"])
+        found_seal, problem = examined(path)
+        if found_seal is not None:
+            return Checkpoint(path, step, found_seal.state)
         problems.append(f"{path} {problem}")
         on_damaged(f"the checkpoint {problems[-1]}; it is skipped")
     if problems:
@@ -59,22 +57,21 @@ def newest_whole(folder: Path, *, on_damaged: Callable[[str], None]) -> Checkpoi
     return None
 
 
-def examined(path: Path) -> tuple[dict[str, Any], str | None]:
-    """What the seal of a checkpoint says, and what is wrong with the files, if anything is."""
+def examined(path: Path) -> tuple[Seal | None, str]:
+    """The seal of a checkpoint that is whole, or None and what is wrong with it."""
     try:
-        content = json.loads((path / SEAL).read_text(encoding="utf-8"))
-        files = content["files"]
-        for name, entry in files.items():
-            file = path / name
-            if not file.is_file():
-                return content, f"is damaged: {name} is missing"
-            if file.stat().st_size != entry["size"]:
-                return content, f"is damaged: {name} has {file.stat().st_size} bytes where {entry['size']} were written"
-            if file_checksums(file) != entry["checksums"]:
-                return content, f"is damaged: the checksum of {name} differs"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return {}, f"is damaged: {SEAL} cannot be read ({' '.join(str(error).split())})"
-    return content, None
+        seal = Seal.read(path / Seal.filename)
+    except ValueError as error:
+        return None, f"is damaged: {Seal.filename} cannot be read ({error})"
+    for name, entry in seal.files.items():
+        file = path / name
+        if not file.is_file():
+            return None, f"is damaged: {name} is missing"
+        if file.stat().st_size != entry.size:
+            return None, f"is damaged: {name} has {file.stat().st_size} bytes where {entry.size} were written"
+        if file_checksums(file) != entry.checksums:
+            return None, f"is damaged: the checksum of {name} differs"
+    return seal, ""
 
 
 def checkpoint_paths(folder: Path) -> list[tuple[int, Path]]:
@@ -93,7 +90,7 @@ def remove_old(folder: Path, *, keep: int) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what an interrupted write or removal left behind."""
+    """Remove what an interrupted write or removal left."""
     for path in folder.glob(".*") if folder.is_dir() else ():
         shutil.rmtree(path, ignore_errors=True)
 

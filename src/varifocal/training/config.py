@@ -116,7 +116,9 @@ class OptimizationSection:
                 raise ValueError(f"optimization.{name} must be a finite number above 0, got {getattr(self, name)}")
         for name in ("gate_learning_rate", "weight_decay", "clip", "warmup_steps", "gate_warmup_steps"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"optimization.{name} must be a finite number from 0 on, got {getattr(self, name)}")
+                raise ValueError(
+                    f"optimization.{name} must be a finite number of at least 0, got {getattr(self, name)}"
+                )
         if self.warmup_steps > self.total_steps:
             raise ValueError(
                 f"optimization.warmup_steps must not exceed the {self.total_steps} steps of the run, "

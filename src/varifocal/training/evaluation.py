@@ -4,45 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from varifocal.data import PackedRows, TokenSplit
 from varifocal.model.loss import IGNORED, next_token_labels, token_losses
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.results.evaluation import CurvePoint, Evaluation
 from varifocal.training.micro_batches import token_labels
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """The loss of the tokens predicted from `least` to `most` tokens of their document."""
-
-    least: int
-    most: int
-    loss: float
-    spread: float
-    """The standard error of the loss, as if tokens were independent."""
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What an evaluation found."""
-
-    loss: float
-    """Nats a token, mean over all predicted tokens; of a probe, over the answers."""
-    perplexity: float
-    bits_per_byte: float
-    tokens: int
-    """Tokens that were predicted; the first of a document, or of a row, is not."""
-    length: int
-    curve: tuple[CurvePoint, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -83,15 +52,23 @@ def evaluate(
     finally:
         model.train(before)
     loss = float(sums.sum() / numbers.sum())
-    curve = [
-        CurvePoint(least, most - 1, *mean_and_error(float(total), float(square), int(number)), int(number))
+    curve = tuple(
+        CurvePoint(least=least, most=most - 1, loss=mean, spread=error, tokens=int(number))
         for least, most, total, square, number in zip(edges, edges[1:], sums, squares, numbers, strict=False)
         if number
-    ]
+        for mean, error in [mean_and_error(float(total), float(square), int(number))]
+    )
     # Of a probe only the answers are predicted.
     share = 1.0 if split.answers is None else len(split.answers.tokens) / split.tokens
     bits = split.bits_per_byte(loss * share)
-    return Evaluation(loss, math.exp(loss), bits, int(numbers.sum()), length, tuple(curve))
+    return Evaluation(
+        loss=loss,
+        perplexity=math.exp(loss),
+        bits_per_byte=bits,
+        tokens=int(numbers.sum()),
+        length=length,
+        curve=curve,
+    )
 
 
 def row_losses(model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

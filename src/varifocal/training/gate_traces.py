@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 from pathlib import Path
 
 import numpy
@@ -14,8 +12,8 @@ from torch import Tensor, nn
 from varifocal.attention.gate_metrics import gate_gradient_norms, gate_statistics, last_layer
 from varifocal.attention.gates import Gate
 from varifocal.data import PackedRows
-from varifocal.data.files import synchronize
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.results.gate_traces import Traces, read_gate_traces, write_gate_traces
 from varifocal.training.micro_batches import model_inputs
 
 Arrays = dict[str, NDArray[numpy.float32]]
@@ -30,7 +28,7 @@ def gate_trace(model: VarifocalForCausalLM, rows: PackedRows, count: int) -> Arr
         gate_mean, gate_deviation, gate_saturated, gate_entropy   over the tokens whose gate has an effect
         gate_gradient                                             norm of the gradient of the loss in the last layer
         width_mean, width_deviation, width_least, width_most      of windows, in keys
-        distance_mean                                             from a query back to the keys that top-k chose
+        distance_mean                                             from a query back to the keys that top-k selected
         distance_share                                            the share of distances 0, 1, 2-3, 4-7, ...
     """
     layers: list[list[Records]] = [[] for _ in model.model.layers]
@@ -109,7 +107,7 @@ def distance_statistics(selected: list[Tensor]) -> Records:
     shares = torch.zeros(len(totals), bins, dtype=torch.float64)
     for keys in selected:
         distance = torch.arange(keys.shape[2])[None, None, :, None] - keys.long()
-        # 0, 1, 2-3, 4-7, ... are the numbers of bits; what was not chosen gets a bin of its own.
+        # 0, 1, 2-3, 4-7, ... are the numbers of bits; what was not selected gets a bin of its own.
         place = torch.where(distance > 0, distance.clamp(min=1).double().log2().floor().long() + 1, 0)
         place = torch.where(keys >= 0, place, bins)
         for head in range(len(totals)):
@@ -132,19 +130,11 @@ def stacked(layers: list[Records]) -> Arrays:
     }
 
 
-def read_gate_traces(path: Path) -> dict[str, NDArray[numpy.float32]]:
-    """The arrays of a trace file: "step" [N], and those of `gate_trace` with N in front; nothing if there is none."""
-    if not path.is_file():
-        return {}
-    with numpy.load(path) as file:
-        return {name: file[name] for name in file.files}
-
-
 def append_gate_trace(path: Path, step: int, trace: Arrays) -> None:
     """Add the trace of a step to the file."""
     known = read_gate_traces(path)
-    fresh = {"step": numpy.array(step)} | trace
-    write_arrays(
+    fresh: Traces = {"step": numpy.array(step)} | trace
+    write_gate_traces(
         path,
         {name: numpy.concatenate([known[name], one[None]]) if known else one[None] for name, one in fresh.items()},
     )
@@ -154,17 +144,4 @@ def keep_gate_traces_until(path: Path, step: int) -> None:
     """Forget what was recorded after a step."""
     known = read_gate_traces(path)
     if known and (known["step"] > step).any():
-        write_arrays(path, {name: one[known["step"] <= step] for name, one in known.items()})
-
-
-def write_arrays(path: Path, arrays: dict[str, NDArray[numpy.float32]]) -> None:
-    """Write beside the file, bring it to the disk, rename."""
-    content = io.BytesIO()
-    numpy.savez_compressed(content, allow_pickle=False, **arrays)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(content.getvalue())
-        synchronize(beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        write_gate_traces(path, {name: one[known["step"] <= step] for name, one in known.items()})

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class StoppedError(Exception):
-    """The run was asked to stop, and did so behind a checkpoint."""
+    """The run was asked to stop, and did so after a checkpoint."""
 
 
 @dataclass

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
-from varifocal.data.files import write_durably
+from varifocal.results.metrics import MetricsEntry, read_metrics, write_metrics
 
 
 class Metrics:
@@ -22,13 +21,13 @@ class Metrics:
             # What an interrupted run wrote beyond its checkpoint is to be hidden.
             self._writer = SummaryWriter(str(tensorboard), purge_step=after_step + 1)
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, entry: MetricsEntry) -> None:
         """One line; every number in it becomes a TensorBoard scalar."""
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(entry.line())
         self._file.flush()
         if self._writer is not None:
-            for name, value in flat(record):
-                self._writer.add_scalar(name, value, record["step"])
+            for name, value in flat(entry.to_json()):
+                self._writer.add_scalar(name, value, entry.step)
 
     def close(self) -> None:
         self._file.close()
@@ -47,16 +46,9 @@ def flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
     return found
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics file; a last line that was cut off is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def keep_metrics_until(path: Path, step: int) -> None:
     """Forget what was recorded after a step, so that a run that goes on from there records it once."""
-    kept = [record for record in read_metrics(path) if record["step"] <= step]
-    write_durably(path, "".join(json.dumps(record) + "\n" for record in kept))
+    write_metrics(path, [entry for entry in read_metrics(path) if entry.step <= step])
 
 
 def require_tensorboard() -> None:

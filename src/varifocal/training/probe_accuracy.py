@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy
 import torch
 
 from varifocal.data import PackedRows, PreparedData, TokenSplit
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.results.comparison import Recall
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class DistanceAccuracy:
         """The share of right answers."""
         return self.right / self.questions
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "accuracy": self.accuracy}
+    def record(self) -> Recall:
+        """As result files hold it."""
+        return Recall(distance=self.distance, questions=self.questions, right=self.right, accuracy=self.accuracy)
 
 
 @torch.no_grad()

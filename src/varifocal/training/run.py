@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from transformers import TrainingArguments
 
 from varifocal.attention.mechanisms.registry import nearest
 from varifocal.data import Batches, PreparedData, open_data
-from varifocal.data.files import explained, write_durably
+from varifocal.data.files import explained
 from varifocal.environment import environment
 from varifocal.memory import reset_peak, resident_bytes
 from varifocal.model.checkpoints import one_line, only_errors
+from varifocal.results.run import RunEnvironment, RunSummary
 from varifocal.training.checkpoints import discard, newest_whole, remove_old, remove_unfinished
 from varifocal.training.config import DataSection, TrainingConfig
 from varifocal.training.gate_traces import keep_gate_traces_until
@@ -32,32 +32,6 @@ from varifocal.training.start import model_config, starting_model
 from varifocal.training.trainer import WRITE_ERRORS, WRITING, Beginning, Progress, RunTrainer
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSummary:
-    """What a finished run found; the content of summary.json."""
-
-    mechanism: str | list[str]
-    preset: str | None
-    seed: int
-    parameters: int
-    steps: int
-    tokens: int
-    validation_loss: float
-    """Nats a token, at the last step."""
-    bits_per_byte: float
-    validation_tokens: int
-    """Tokens that were predicted for it."""
-    seconds: float
-    """Training time, without validation and checkpoints."""
-    tokens_per_second: float
-    peak_bytes: int
-    """Most memory of one process above what stood before the model was made; on a GPU, most of its memory."""
-    processes: int
-    data_fingerprint: str
-    tokenizer_fingerprint: str
-    finished: str
-
-
 def train(
     config: TrainingConfig,
     out: str | Path,
@@ -67,7 +41,7 @@ def train(
 ) -> RunSummary:
     """Train as the config says, into the run directory `out`.
 
-    ValueError for whatever cannot be trained, DivergedError when the loss is no longer finite, StoppedError behind a
+    ValueError for whatever cannot be trained, DivergedError when the loss is no longer finite, StoppedError after a
     checkpoint when SIGTERM or Ctrl-C asked for the end. A finished run that is resumed returns its summary.
 
     Args:
@@ -98,7 +72,7 @@ def train(
 
         decided_by_first(claim)
         if resume and folder.summary.is_file():
-            return read_summary(folder)
+            return RunSummary.read(folder.summary)
         data = training_data(config.data, folder)
         resident_before = resident_bytes()
         reset_peak()
@@ -242,7 +216,7 @@ def begin(
 ) -> Beginning:
     """Write what the run is, or find where it stopped and forget what it recorded after that."""
     if not resume:
-        folder.begin(config, environment() | {"data_fingerprint": data.fingerprint})
+        folder.begin(config, RunEnvironment(**vars(environment()), data_fingerprint=data.fingerprint))
         return Beginning()
     folder.require_same_data(data.fingerprint)
     remove_unfinished(folder.checkpoints)
@@ -256,9 +230,7 @@ def begin(
     keep_gate_traces_until(folder.gates, step)
     if found is None:
         return Beginning()
-    return Beginning(
-        step=step, checkpoint=found.path, seconds=found.state["seconds"], peak_bytes=found.state["peak_bytes"]
-    )
+    return Beginning(step=step, checkpoint=found.path, seconds=found.state.seconds, peak_bytes=found.state.peak_bytes)
 
 
 def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, trainer: RunTrainer) -> RunSummary:
@@ -277,9 +249,9 @@ def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, traine
         shutil.rmtree(writing, ignore_errors=True)
         raise trainer.unwritable("the model", error) from error
     trainer.accelerator.wait_for_everyone()
-    entry = data.manifest.tokenizer
+    entry, mechanism = data.manifest.tokenizer, model.config.mechanism
     summary = RunSummary(
-        mechanism=model.config.mechanism,
+        mechanism=mechanism if isinstance(mechanism, str) else tuple(mechanism),
         preset=config.model.preset,
         seed=config.run.seed,
         parameters=sum(one.numel() for one in model.parameters()),
@@ -303,14 +275,6 @@ def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, traine
         writing.rename(folder.model)
         remove_unfinished(folder.checkpoints)
         remove_old(folder.checkpoints, keep=config.checkpoints.keep)
-        write_durably(folder.summary, json.dumps(asdict(summary), indent=1) + "\n")
+        summary.write(folder.summary)
     trainer.accelerator.wait_for_everyone()
     return summary
-
-
-def read_summary(folder: RunFolder) -> RunSummary:
-    """The summary of a finished run."""
-    try:
-        return RunSummary(**json.loads(folder.summary.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{folder.summary} is not the summary of a run: {one_line(error)}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varifocal.data.files import write_durably
+from varifocal.results.files import write_whole
+from varifocal.results.gate_traces import GATES
+from varifocal.results.metrics import METRICS
+from varifocal.results.run import CONFIG, MODEL, RunEnvironment, RunSummary
 from varifocal.training.config import TrainingConfig, config_from
 
 MAY_CHANGE = {
@@ -29,19 +31,19 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        return self.path / "config.toml"
+        return self.path / CONFIG
 
     @property
     def environment(self) -> Path:
-        return self.path / "environment.json"
+        return self.path / RunEnvironment.filename
 
     @property
     def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def gates(self) -> Path:
-        return self.path / "gates.npz"
+        return self.path / GATES
 
     @property
     def checkpoints(self) -> Path:
@@ -53,7 +55,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        return self.path / "model"
+        return self.path / MODEL
 
     @property
     def tensorboard(self) -> Path:
@@ -61,7 +63,7 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
-        return self.path / "summary.json"
+        return self.path / RunSummary.filename
 
     def require_new(self) -> None:
         """ValueError if there is anything in the folder already."""
@@ -75,7 +77,7 @@ class RunFolder:
     def require_same(self, config: TrainingConfig) -> None:
         """ValueError unless the folder holds a run of this config, apart from what may change."""
         if not self.config.is_file():
-            raise ValueError(f"{self.path} holds no run to resume: there is no config.toml in it")
+            raise ValueError(f"{self.path} holds no run to resume: there is no {CONFIG} in it")
         try:
             known = config_from(tomllib.loads(self.config.read_text(encoding="utf-8")), where=str(self.config))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -91,8 +93,8 @@ class RunFolder:
     def require_same_data(self, fingerprint: str) -> None:
         """ValueError unless the run was started on the data of this fingerprint."""
         try:
-            known = json.loads(self.environment.read_text(encoding="utf-8")).get("data_fingerprint")
-        except (OSError, ValueError):
+            known = RunEnvironment.read(self.environment).data_fingerprint
+        except ValueError:
             known = None
         if known is not None and known != fingerprint:
             raise ValueError(
@@ -100,11 +102,11 @@ class RunFolder:
                 f"{fingerprint[:12]}; resume it with the same data"
             )
 
-    def begin(self, config: TrainingConfig, environment: dict[str, Any]) -> None:
+    def begin(self, config: TrainingConfig, environment: RunEnvironment) -> None:
         """Write what the run is before anything else."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_durably(self.environment, json.dumps(environment, indent=1) + "\n")
-        write_durably(self.config, config.as_toml())
+        environment.write(self.environment)
+        write_whole(self.config, config.as_toml())
 
 
 @contextmanager

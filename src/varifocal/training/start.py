@@ -14,6 +14,7 @@ from varifocal.data import PreparedData
 from varifocal.model import VarifocalConfig, VarifocalForCausalLM, load_model, preset
 from varifocal.model.checkpoints import one_line, read_config
 from varifocal.training.config import TrainingConfig
+from varifocal.training.opening import require_same_tokenizer
 
 
 def model_config(config: TrainingConfig, data: PreparedData | None) -> VarifocalConfig:
@@ -67,7 +68,7 @@ def preset_config(config: TrainingConfig, vocabulary: int | None, end: int | Non
 def starting_model(config: TrainingConfig, data: PreparedData) -> VarifocalForCausalLM:
     """The model in float32, the same for the same seed; what mechanisms have in common is the same in all of them."""
     if config.model.start is not None:
-        require_same_tokenizer(Path(config.model.start), data)
+        require_same_tokenizer(Path(config.model.start), data, whose=config.model.start)
         model_config(config, data)
         return load_model(config.model.start, dtype=torch.float32)
     wanted = model_config(config, data)
@@ -88,13 +89,3 @@ def dense_config(config: VarifocalConfig) -> VarifocalConfig:
     content |= {"mechanism": "dense", "mechanism_options": None}
     found: VarifocalConfig = VarifocalConfig.from_dict(content)
     return found
-
-
-def require_same_tokenizer(folder: Path, data: PreparedData) -> None:
-    """ValueError if the model carries another tokenizer than the data."""
-    from varifocal.data.tokenizers import load_tokenizer
-
-    own = folder / "tokenizer.json"
-    if own.is_file():
-        tokenizer = load_tokenizer(own, name=str(own), end_token=data.manifest.tokenizer.end_token)
-        data.require_tokenizer(tokenizer.fingerprint, whose=str(folder))

@@ -20,10 +20,13 @@ from varifocal.data import Batches, TokenSplit
 from varifocal.memory import peak_bytes
 from varifocal.model.loss import IGNORED
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.results.checkpoint import CheckpointState
+from varifocal.results.evaluation import Evaluation
+from varifocal.results.metrics import MetricsEntry
 from varifocal.training.checkpoints import PREFIX, discard, remove_old, seal
 from varifocal.training.config import TrainingConfig
 from varifocal.training.divergence import DivergedError, where_it_diverges
-from varifocal.training.evaluation import Evaluation, evaluate
+from varifocal.training.evaluation import evaluate
 from varifocal.training.gate_traces import append_gate_trace, gate_trace
 from varifocal.training.interruption import StopRequest, stop_requests
 from varifocal.training.metrics import Metrics
@@ -60,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """Where training begins: at step 0, or behind a checkpoint."""
+    """Where training begins: at step 0, or after a checkpoint."""
 
     step: int = 0
     checkpoint: Path | None = None
@@ -134,14 +137,14 @@ class RunTrainer(Trainer):
         return DataLoader(source, batch_size=None)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW with a group for the gates."""
+        """AdamW with a group for the mechanism parameters."""
         if self.optimizer is None:
             wanted = self.config.optimization
             groups = parameter_groups(
                 self.model if model is None else model,
                 learning_rate=wanted.learning_rate,
                 weight_decay=wanted.weight_decay,
-                gate_factor=wanted.gate_learning_rate,
+                mechanism_factor=wanted.gate_learning_rate,
             )
             self.optimizer = torch.optim.AdamW(
                 groups, lr=wanted.learning_rate, betas=wanted.betas, eps=wanted.epsilon, fused=True
@@ -215,20 +218,22 @@ class RunTrainer(Trainer):
         wanted, step = self.config.optimization, self.state.global_step
         losses = dict(self._step_losses)
         loss = losses.pop("loss")
-        record = {
-            "step": step,
-            "tokens": self.tokens,
-            "loss": loss,
-            "learning_rate": logs["learning_rate"],
-            "gradient_norm": float(logs["grad_norm"]),
-            "tokens_per_second": wanted.tokens_per_step / elapsed,
-            "seconds": self.seconds,
-            "auxiliary": losses,
-        }
+        speed = wanted.tokens_per_step / elapsed
         if self.metrics is not None:
-            self.metrics.write(record)
+            self.metrics.write(
+                MetricsEntry(
+                    step=step,
+                    tokens=self.tokens,
+                    loss=loss,
+                    learning_rate=logs["learning_rate"],
+                    gradient_norm=float(logs["grad_norm"]),
+                    tokens_per_second=speed,
+                    seconds=self.seconds,
+                    auxiliary=losses,
+                )
+            )
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs | losses)
-        self.tell(loss=loss, tokens_per_second=record["tokens_per_second"])
+        self.tell(loss=loss, tokens_per_second=speed)
 
     def tell(self, **news: Any) -> None:
         """Tell how far the run is."""
@@ -257,12 +262,12 @@ class RunTrainer(Trainer):
                 if trace:
                     append_gate_trace(self.folder.gates, self.state.global_step, trace)
             self.metrics.write(
-                {
-                    "step": self.state.global_step,
-                    "tokens": self.tokens,
-                    "validation_loss": self.latest.loss,
-                    "bits_per_byte": self.latest.bits_per_byte,
-                }
+                MetricsEntry(
+                    step=self.state.global_step,
+                    tokens=self.tokens,
+                    validation_loss=self.latest.loss,
+                    bits_per_byte=self.latest.bits_per_byte,
+                )
             )
         self.tell()
         self.restart_clock()
@@ -283,7 +288,7 @@ class RunTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.first:
-                state = {"step": step, "seconds": self.seconds, "peak_bytes": self.peak_bytes()}
+                state = CheckpointState(step=step, seconds=self.seconds, peak_bytes=self.peak_bytes())
                 seal(folder / WRITING / f"checkpoint-{step}", folder / f"{PREFIX}{step}", state)
                 remove_old(folder, keep=max(1, self.config.checkpoints.keep))
             self.accelerator.wait_for_everyone()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from varifocal.attention.memories.rows import Rows
 from varifocal.equations.layout import Layout
@@ -76,7 +78,7 @@ class Memory:
         grown = {}
         for name, entries in new.items():
             if name not in self.rows:
-                self.rows[name] = Rows(self.capacity)
+                self.rows[name] = self.new_rows()
             grown[name] = self.rows[name].append(entries)
         remembered = Remembered(grown.pop("k"), grown.pop("v"), grown)
         shortcuts = self.shortcuts(remembered, new=k.shape[2], layout=layout)
@@ -84,6 +86,10 @@ class Memory:
             remembered = Remembered(remembered.k, remembered.v, remembered.notes, shortcuts)
         self.forget_unread()
         return remembered
+
+    def new_rows(self) -> Rows:
+        """What holds the entries of one name; at once with room for a fixed number of tokens, if there is one."""
+        return Rows(self.capacity)
 
     def read(self) -> Remembered | None:
         """What is kept now; None before the first token."""
@@ -127,6 +133,14 @@ class Memory:
         self.length = 0
         self.rows = {}
         self.forget_shortcuts()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A memory that goes on by itself; what the mechanism learns stays the mechanism's, and is not copied."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        memo.update({id(one): one for one in vars(self).values() if isinstance(one, nn.Parameter)})
+        vars(made).update({name: copy.deepcopy(one, memo) for name, one in vars(self).items()})
+        return made
 
     def move(self, device: torch.device | str) -> None:
         """To another device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from varifocal.attention.memories.base import Memory
+from varifocal.attention.memories.rows import Rows
 
 
 class RecentKeys(Memory):
@@ -12,6 +13,10 @@ class RecentKeys(Memory):
         super().__init__()
         self.reach = reach
         """How many keys back, its own included, a query ever looks."""
+
+    def new_rows(self) -> Rows:
+        """With room for a window: of a fixed number of tokens it never holds all."""
+        return Rows()
 
     def forget_unread(self) -> None:
         if not self.records_past:

@@ -103,7 +103,7 @@ def run_law(inputs: Inputs, *, law: Callable[[Inputs], Law], backend: str) -> Te
 
 
 def run_sdpa_causal(inputs: Inputs) -> Tensor:
-    """torch's fused attention; a few queries at the end of a cache see all of it but what lies after them."""
+    """torch's fused attention; a few queries at the end of a cache see all of it but what comes after them."""
     whole = inputs.workload.queries is None
     mask = None if whole or inputs.workload.queries == 1 else causal_mask(inputs.workload)
     return F.scaled_dot_product_attention(

@@ -8,9 +8,9 @@ import sys
 import torch
 
 from varifocal.bench.attention.contenders import contenders
-from varifocal.bench.attention.run import DTYPES, one_run
+from varifocal.bench.attention.run import one_run
 from varifocal.bench.attention.workload import Workload, make_inputs
-from varifocal.device import find_device
+from varifocal.device import find_device, find_dtype
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     task = json.load(sys.stdin)
     torch.set_num_threads(task["threads"])
     sizes = task["workload"]
-    work = Workload(**(sizes | {"dtype": DTYPES[sizes["dtype"]], "device": torch.device(sizes["device"])}))
+    work = Workload(**(sizes | {"dtype": find_dtype(sizes["dtype"]), "device": torch.device(sizes["device"])}))
     entrant = contenders(work)[task["name"]]
     short = Workload(**(vars(work) | {"length": min(128, work.length)}))
     one_run(entrant, task["pass"], make_inputs(short))()

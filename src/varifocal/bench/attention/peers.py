@@ -12,7 +12,6 @@ from torch import Tensor
 from varifocal.bench.attention.contenders import QUADRATIC_LIMIT, Contender, window
 from varifocal.bench.attention.workload import Inputs
 
-PEERS = ("local_attention", "x_transformers", "native_sparse_attention_pytorch", "entmax")
 TOP_K = 32
 
 
@@ -29,7 +28,7 @@ def peers() -> list[Contender]:
         "x_transformers": Contender(
             "peer x-transformers top-32",
             run_x_transformers,
-            None,  # of keys with the k-th score it reads all, so it is no top-k where scores are equal
+            None,  # of keys with the k-th score it reads all, so it is not top-k where scores are equal
             decodes=False,
             longest=QUADRATIC_LIMIT // 2,
         ),

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from varifocal.bench.attention.contenders import BASELINE, Contender, contenders
 from varifocal.bench.attention.correctness import fault
 from varifocal.bench.attention.workload import Inputs, Workload, make_inputs
+from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
 from varifocal.environment import environment
 from varifocal.memory import in_own_process
+from varifocal.results.attention_bench import AttentionBench, AttentionRow, WorkloadSizes
 
 Pass = Literal["forward", "training", "decode"]
 PASSES: tuple[Pass, ...] = ("forward", "training", "decode")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,11 @@ class Plan:
     seconds: float = 20.0
     """A contender (not the baseline) that would take longer for a single run at a length is not asked for it."""
 
+    @classmethod
+    def quick(cls, passes: tuple[Pass, ...], names: tuple[str, ...] | None) -> Plan:
+        """Short texts, within a minute."""
+        return cls(lengths=(512, 1024, 2048), passes=passes, names=names, rounds=2, memory_lengths=(), seconds=3.0)
+
     def probes(self, kind: Pass, length: int) -> bool:
         """Whether memory is measured."""
         return kind != "decode" and (self.memory_lengths is None or length in self.memory_lengths)
@@ -47,17 +53,8 @@ class Plan:
         return contenders * (1 + sum(1 + self.probes(kind, length) for kind, length in kinds))
 
 
-@dataclass(frozen=True)
-class Step:
-    """Where the benchmark stands, for a progress bar."""
-
-    done: int
-    total: int
-    doing: str
-
-
-def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
-    """The result file's content: environment, sizes, and a row for each contender, pass and length."""
+def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step], None] | None = None) -> AttentionBench:
+    """The result: environment, sizes, and a row for each contender, pass and length."""
     entrants = choose(contenders(workload), plan.names)
     report = Reporter(on_step, total=plan.steps(len(entrants)))
     faults: dict[str, str] = {}
@@ -68,9 +65,9 @@ def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step],
     able = {name: entrant for name, entrant in entrants.items() if name not in faults}
     if BASELINE in faults:
         raise ValueError(f"the baseline, {BASELINE}, fails its correctness case: {faults[BASELINE]}")
-    rows: list[dict[str, Any]] = []
+    rows: list[AttentionRow] = []
     for kind in plan.passes:
-        lasted: dict[str, dict[str, Any]] = {}
+        lasted: dict[str, AttentionRow] = {}
         for length in sorted(plan.lengths):
             work = replace(workload, length=length, queries=1 if kind == "decode" else None)
             asked = {
@@ -80,23 +77,32 @@ def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step],
                 and (name == BASELINE or predicted_seconds(lasted.get(name), length) <= plan.seconds)
             }
             measured = measure_length(asked, kind, work, plan, report)
-            lasted |= {row["name"]: row for row in measured}
+            lasted |= {row.name: row for row in measured}
             rows += measured
             report.skip_to_end_of(length)
-    return {
-        "benchmark": "attention",
-        "environment": environment() | {"device": find_device(workload.device).description},
-        "workload": {
-            name: str(value) if name in ("dtype", "device") else value
-            for name, value in asdict(workload).items()
-            if name not in ("length", "queries")
-        },
-        "baseline": BASELINE,
-        "faults": faults,
-        "unchecked": [name for name, entrant in entrants.items() if entrant.law is None],
-        "matmul_gflops": matmul_gflops(workload),
-        "rows": rows,
-    }
+    return AttentionBench(
+        environment=replace(environment(), device=find_device(workload.device).description),
+        workload=sizes_of(workload),
+        baseline=BASELINE,
+        faults=faults,
+        unchecked=tuple(name for name, entrant in entrants.items() if entrant.law is None),
+        matmul_gflops=matmul_gflops(workload),
+        rows=tuple(rows),
+    )
+
+
+def sizes_of(workload: Workload) -> WorkloadSizes:
+    """The sizes of the calls, as the result holds them: without the length, which each row has."""
+    sizes = {name: value for name, value in asdict(workload).items() if name not in ("length", "queries")}
+    return WorkloadSizes.from_json(sizes | {"dtype": str(workload.dtype), "device": str(workload.device)})
+
+
+def find_passes(text: str) -> tuple[Pass, ...]:
+    """Names of passes, separated by commas."""
+    found = tuple(known for known in PASSES if known in text.split(","))
+    if len(found) != len(text.split(",")):
+        raise ValueError(f"--pass takes {', '.join(PASSES)}, separated by commas; got {text!r}")
+    return found
 
 
 class Reporter:
@@ -121,7 +127,7 @@ def choose(found: dict[str, Contender], names: Sequence[str] | None) -> dict[str
         return found
     for name in names:
         if name not in found:
-            raise ValueError(f"unknown contender {name!r}; here are: {', '.join(found)}")
+            raise ValueError(f"unknown contender {name!r}; known are {', '.join(found)}")
     return {name: entrant for name, entrant in found.items() if name in names or name == BASELINE}
 
 
@@ -132,14 +138,14 @@ def takes_part(entrant: Contender, kind: Pass, length: int) -> bool:
     return {"forward": True, "training": entrant.backward, "decode": entrant.decodes}[kind]
 
 
-def predicted_seconds(row: dict[str, Any] | None, length: int) -> float:
+def predicted_seconds(row: AttentionRow | None, length: int) -> float:
     """How long a run may take, if time grows with the square of the length since it was last measured."""
-    return 0.0 if row is None else float(row["seconds"]) * (length / row["length"]) ** 2
+    return 0.0 if row is None else row.seconds * (length / row.length) ** 2
 
 
 def measure_length(
     asked: dict[str, Contender], kind: Pass, work: Workload, plan: Plan, report: Reporter
-) -> list[dict[str, Any]]:
+) -> list[AttentionRow]:
     """Time and memory of all contenders at one length."""
     inputs, device = make_inputs(work), find_device(work.device)
     # A first run of each, to warm up and to know how long one takes.
@@ -151,27 +157,26 @@ def measure_length(
     times = take_turns(runs, rounds=rounds, device=device, warm_up=rounds > 1)
     report.step(f"{kind}, n = {work.length}: timed", steps=len(asked))
     del inputs, runs
-    rows: list[dict[str, Any]] = []
     probes = plan.probes(kind, work.length)
+    taken: dict[str, int] = {}
     for name in asked:
         report.step(f"{kind}, n = {work.length}: memory of {name}", steps=int(probes))
-        taken = peak_bytes(name, kind, work) if probes else None
-        rows.append(
-            {
-                "name": name,
-                "pass": kind,
-                "length": work.length,
-                "seconds": times[name].median / repeats[name],
-                "spread": times[name].spread,
-                "rounds": rounds,
-                "speedup": speedup(times[BASELINE], repeats[BASELINE], times[name], repeats[name]),
-                "peak_bytes": taken,
-            }
+        if probes:
+            taken[name] = peak_bytes(name, kind, work)
+    return [
+        AttentionRow(
+            name=name,
+            kind=kind,
+            length=work.length,
+            seconds=times[name].median / repeats[name],
+            spread=times[name].spread,
+            rounds=rounds,
+            speedup=speedup(times[BASELINE], repeats[BASELINE], times[name], repeats[name]),
+            peak_bytes=taken.get(name),
+            memory_ratio=taken[name] / taken[BASELINE] if taken.get(BASELINE) else None,
         )
-    baseline_bytes = next(row["peak_bytes"] for row in rows if row["name"] == BASELINE)
-    for row in rows:
-        row["memory_ratio"] = row["peak_bytes"] / baseline_bytes if baseline_bytes else None
-    return rows
+        for name in asked
+    ]
 
 
 def speedup(baseline: Times, baseline_repeats: int, times: Times, repeats: int) -> float:

@@ -52,6 +52,10 @@ class Workload:
     """Of an indexer."""
     segment: int = 64
 
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+
     @property
     def asking(self) -> int:
         """T, the number of queries."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
+from varifocal.bench.data.synthetic import write_synthetic
 from varifocal.bench.timing import take_turns
 from varifocal.data import Batches, PackedRows, PreparedData, TokenSplit
 from varifocal.device import CPU
 from varifocal.environment import environment
+from varifocal.results.data_bench import DataBench, ReadData, ReadingRow
 
 BASELINE = "numpy memmap slice"
 AIM = 20e6
@@ -30,28 +34,33 @@ class ReadingPlan:
     """Batches that a run reads."""
 
 
-def bench_data(data: PreparedData, plan: ReadingPlan) -> dict[str, Any]:
-    """The result file's content: a row for each way of reading and length of a row."""
+def bench_data(data: PreparedData, plan: ReadingPlan) -> DataBench:
+    """The result: a row for each way of reading and length of a row."""
     split = data.split("train")
     rows = [row for length in plan.lengths for row in bench_length(split, length, plan)]
-    return {
-        "benchmark": "data",
-        "environment": environment(),
-        "data": {
-            "documents": split.documents,
-            "tokens": split.tokens,
-            "token_bytes": data.manifest.token_bytes,
-            "source": data.manifest.source.get("source", data.manifest.source),
-            "fingerprint": data.fingerprint,
-        },
-        "baseline": BASELINE,
-        "aim": AIM,
-        "batch_tokens": BATCH_TOKENS,
-        "rows": rows,
-    }
+    return DataBench(
+        environment=environment(),
+        data=ReadData(
+            documents=split.documents,
+            tokens=split.tokens,
+            token_bytes=data.manifest.token_bytes,
+            source=data.manifest.source.get("source", data.manifest.source),
+            fingerprint=data.fingerprint,
+        ),
+        baseline=BASELINE,
+        aim=AIM,
+        batch_tokens=BATCH_TOKENS,
+        rows=tuple(rows),
+    )
 
 
-def bench_length(split: TokenSplit, length: int, plan: ReadingPlan) -> list[dict[str, Any]]:
+def bench_random_data(plan: ReadingPlan, *, tokens: int) -> DataBench:
+    """The same on random tokens, in a folder that is gone afterwards."""
+    with TemporaryDirectory() as folder:
+        return bench_data(write_synthetic(Path(folder) / "data", tokens=tokens), plan)
+
+
+def bench_length(split: TokenSplit, length: int, plan: ReadingPlan) -> list[ReadingRow]:
     """All ways of reading take turns on the same shuffled rows; ValueError if one of them reads something else."""
     packed, joined = split.rows(length=length), split.rows(length=length, joined=True)
     order = Batches(packed, batch_size=max(1, min(BATCH_TOKENS // length, len(packed))), epochs=None, seed=1)
@@ -59,7 +68,7 @@ def bench_length(split: TokenSplit, length: int, plan: ReadingPlan) -> list[dict
     for step in range(2):
         require_agreement(packed, joined, plain, order.indices(step))
     batches = [order.indices(step) for step in range(plan.steps)]
-    tokens = sum(len(chosen) for chosen in batches) * length
+    tokens = sum(len(numbers) for numbers in batches) * length
     runs: dict[str, Callable[[], None]] = {
         BASELINE: reading(plain, batches),
         "joined rows": reading(joined.batch, batches),
@@ -68,14 +77,14 @@ def bench_length(split: TokenSplit, length: int, plan: ReadingPlan) -> list[dict
     }
     times = take_turns(runs, rounds=plan.rounds, device=CPU)
     return [
-        {
-            "name": name,
-            "length": length,
-            "tokens_per_second": tokens / times[name].median,
-            "ratio": times[BASELINE].speedup_of(times[name]),
-            "spread": times[name].spread,
-            "rounds": plan.rounds,
-        }
+        ReadingRow(
+            name=name,
+            length=length,
+            tokens_per_second=tokens / times[name].median,
+            ratio=times[BASELINE].speedup_of(times[name]),
+            spread=times[name].spread,
+            rounds=plan.rounds,
+        )
         for name in runs
     ]
 
@@ -94,9 +103,9 @@ def plain_reader(split: TokenSplit, length: int) -> Callable[[NDArray[numpy.int6
     """Slices of a memmap, widened to int64 [N, L], and nothing else: no documents, no positions, no verification."""
     maps = [numpy.memmap(shard.file.path, dtype=shard.tokens.dtype, mode="r") for shard in split.shards]
 
-    def read(chosen: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-        found = numpy.empty((len(chosen), length), dtype=numpy.int64)
-        starts = chosen * length
+    def read(numbers: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+        found = numpy.empty((len(numbers), length), dtype=numpy.int64)
+        starts = numbers * length
         shards = split.token_offsets.searchsorted(starts, side="right") - 1
         for row, (number, start) in enumerate(zip(shards.tolist(), starts.tolist(), strict=True)):
             begin, filled = start - int(split.token_offsets[number]), 0
@@ -113,11 +122,11 @@ def require_agreement(
     packed: PackedRows,
     joined: PackedRows,
     plain: Callable[[NDArray[numpy.int64]], NDArray[numpy.int64]],
-    chosen: NDArray[numpy.int64],
+    numbers: NDArray[numpy.int64],
 ) -> None:
     """ValueError unless all read the same tokens, and documents end where the tokens say so."""
-    rows, wanted = packed.batch(chosen), plain(chosen)
-    if not (numpy.array_equal(rows.input_ids, wanted) and numpy.array_equal(joined.batch(chosen).input_ids, wanted)):
+    rows, wanted = packed.batch(numbers), plain(numbers)
+    if not (numpy.array_equal(rows.input_ids, wanted) and numpy.array_equal(joined.batch(numbers).input_ids, wanted)):
         raise ValueError(
             "the rows are not the tokens of the files; this is a fault of the library, and nothing is timed"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from varifocal.bench.rows import rows_of_ours
 from varifocal.model import VarifocalForCausalLM, preset
 from varifocal.model.loss import linear_cross_entropy, next_token_labels
+from varifocal.plan.hardware import Precision
 
-Precision = Literal["float32", "bfloat16"]
 BASELINE = "qwen3 sdpa"
 LEAN_BASELINE = "qwen3 sdpa, our loss"
 """Hugging Face's layers under our loss: what is left is the attention."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +14,18 @@ from varifocal.bench.model.contenders import (
     BASELINE,
     LEAN_BASELINE,
     Contender,
-    Precision,
     build,
     contender_names,
     share_weights,
 )
 from varifocal.bench.rows import has_kernel, row_mechanism
+from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
 from varifocal.environment import environment
 from varifocal.memory import in_own_process
+from varifocal.plan.hardware import Precision, find_precision
+from varifocal.results.model_bench import ModelBench, ModelRow
 
 LARGEST_LOGITS = 3 * 2**30
 """Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not asked for."""
@@ -62,33 +65,47 @@ class Plan:
         return [name for name in asked if name != BASELINE or not too_large]
 
 
-@dataclass(frozen=True)
-class Step:
-    """Where the benchmark stands, for a progress bar."""
-
-    done: int
-    total: int
-    doing: str
-
-
-def add_memory(content: dict[str, Any], plan: Plan, *, on_step: Callable[[str], None] | None = None) -> None:
-    """Measure the peak memory of every training row that has none yet, each in a process of its own."""
+def with_memory(bench: ModelBench, plan: Plan, *, on_step: Callable[[str], None] | None = None) -> ModelBench:
+    """The result with the peak memory of every training row, each measured in a process of its own if it has none."""
     base: dict[int, int] = {}
-    for row in (row for row in content["rows"] if row["pass"] == "training"):
-        if row["peak_bytes"] is None:
-            if on_step is not None:
-                on_step(f"memory of {row['name']} at {row['length']} tokens")
-            row["peak_bytes"] = peak_bytes(row["name"], plan, row["length"])
-        if row["name"] == row["against"]:
-            base[row["length"]] = row["peak_bytes"]
-        row["memory_ratio"] = row["peak_bytes"] / base[row["length"]]
+    rows = []
+    for row in bench.rows:
+        if row.kind == "training":
+            taken = row.peak_bytes
+            if taken is None:
+                if on_step is not None:
+                    on_step(f"memory of {row.name} at {row.length} tokens")
+                taken = peak_bytes(row.name, plan, row.length)
+            if row.name == row.against:
+                base[row.length] = taken
+            row = replace(row, peak_bytes=taken, memory_ratio=taken / base[row.length])
+        rows.append(row)
+    return replace(bench, rows=tuple(rows))
 
 
-def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> dict[str, Any]:
-    """The result file's content: environment, sizes, and a row for each contender, pass and length."""
+def measure_memory_of(
+    file: Path, *, layers: int | None = None, device: str = "cpu", on_step: Callable[[str], None] | None = None
+) -> ModelBench:
+    """Add the peak memory to a result file whose training rows have none."""
+    bench = ModelBench.read(file)
+    plan = Plan(
+        preset=bench.preset,
+        lengths=tuple(sorted({row.length for row in bench.rows})),
+        batch=bench.batch,
+        layers=layers,
+        device=device,
+        precision=find_precision(bench.precision),
+    )
+    found = with_memory(bench, plan, on_step=on_step)
+    found.write(file)
+    return found
+
+
+def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) -> ModelBench:
+    """The result: environment, sizes, and a row for each contender, pass and length."""
     for name in plan.names or ():
         if name not in contender_names():
-            raise ValueError(f"unknown contender {name!r}; here are: {', '.join(contender_names())}")
+            raise ValueError(f"unknown contender {name!r}; known are {', '.join(contender_names())}")
     device = find_device(plan.device)
     kinds = 1 + bool(plan.decode)
     total = len(plan.lengths) * (kinds + plan.memory * len(contender_names() if plan.names is None else plan.names))
@@ -100,7 +117,7 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
         if on_step is not None:
             on_step(Step(done - 1, total, doing))
 
-    rows: list[dict[str, Any]] = []
+    rows: list[ModelRow] = []
     notes: list[str] = []
     parameters: dict[str, int] = {}
     for length in plan.lengths:
@@ -131,20 +148,17 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
             found += time_decoding(contenders, plan, length)
         del contenders, shared
         rows += found
-    content = {
-        "benchmark": "model",
-        "environment": environment() | {"device": device.description},
-        "preset": plan.preset,
-        "precision": plan.precision,
-        "batch": plan.batch,
-        "baseline": BASELINE,
-        "parameters": parameters,
-        "notes": notes,
-        "rows": rows,
-    }
-    if plan.memory:
-        add_memory(content, plan, on_step=step)
-    return content
+    bench = ModelBench(
+        environment=replace(environment(), device=device.description),
+        preset=plan.preset,
+        precision=plan.precision,
+        batch=plan.batch,
+        baseline=BASELINE,
+        parameters=parameters,
+        notes=tuple(notes),
+        rows=tuple(rows),
+    )
+    return with_memory(bench, plan, on_step=step) if plan.memory else bench
 
 
 def vocabulary_of(plan: Plan) -> int:
@@ -188,7 +202,7 @@ def check_losses(contenders: list[Contender]) -> None:
 
 def time_training(
     contenders: list[Contender], shared: list[torch.nn.Parameter], plan: Plan, length: int
-) -> list[dict[str, Any]]:
+) -> list[ModelRow]:
     """A forward, a backward pass and a step of AdamW."""
     # One optimizer for all: it passes over parameters that have no gradient, and its state exists once.
     optimizer = torch.optim.AdamW(shared, lr=1e-5, fused=True)
@@ -205,7 +219,7 @@ def time_training(
     return take_turns_and_report({one.name: training_step(one) for one in contenders}, plan, length, "training")
 
 
-def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[dict[str, Any]]:
+def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[ModelRow]:
     """Greedy tokens, one at a time, after a cached text."""
     ids = tokens(plan, length)
     runs: dict[str, Callable[[], None]] = {}
@@ -236,9 +250,7 @@ def decoding(contender: Contender, cache: Any, token: Tensor, count: int) -> Cal
     return run
 
 
-def take_turns_and_report(
-    runs: dict[str, Callable[[], None]], plan: Plan, length: int, kind: str
-) -> list[dict[str, Any]]:
+def take_turns_and_report(runs: dict[str, Callable[[], None]], plan: Plan, length: int, kind: str) -> list[ModelRow]:
     """A row for each contender; speeds are relative to the first one, round by round."""
     device = find_device(plan.device)
     single = {name: device.seconds(run) for name, run in runs.items()}
@@ -252,19 +264,19 @@ def take_turns_and_report(
     first = next(iter(runs))
     count = plan.batch * (length if kind == "training" else plan.decode)
     return [
-        {
-            "name": name,
-            "pass": kind,
-            "length": length,
-            "seconds": times[name].median,
-            "tokens_per_second": count / times[name].median,
-            "spread": times[name].spread,
-            "rounds": rounds,
-            "against": first,
-            "speedup": times[first].speedup_of(times[name]),
-            "peak_bytes": None,
-            "memory_ratio": None,
-        }
+        ModelRow(
+            name=name,
+            kind=kind,
+            length=length,
+            seconds=times[name].median,
+            tokens_per_second=count / times[name].median,
+            spread=times[name].spread,
+            rounds=rounds,
+            against=first,
+            speedup=times[first].speedup_of(times[name]),
+            peak_bytes=None,
+            memory_ratio=None,
+        )
         for name in runs
     ]
 

@@ -13,14 +13,30 @@ from varifocal.bench.rows import has_kernel
 from varifocal.bench.timing import take_turns
 from varifocal.device import CPU, Device
 from varifocal.model import VarifocalForCausalLM, preset
-from varifocal.plan.hardware import Hardware
+from varifocal.plan.hardware import find_gpu
 from varifocal.plan.plan import every_variant
 from varifocal.plan.step_cost import AttentionWork, MicroBatch, attention_work, step_work
+from varifocal.results.hardware import Hardware
+from varifocal.results.plan_check import PlanCheck
 
 LENGTH = 1024
 """Tokens of the attentions that are measured."""
 WIDE, NARROW = HeadShape(), HeadShape(model_width=256, heads=8, kv_heads=4, head_width=32)
 """The heads of qwen-134m and of small: products weigh more in the first, exponentials in the second."""
+
+
+def is_here(name: str) -> bool:
+    """Whether a name of hardware means this machine."""
+    return name.lower() in ("this-machine", "cpu")
+
+
+def find_hardware(name: str, calibration: Path | None = None) -> Hardware:
+    """A GPU of the table; or this machine, measured now or as a file of `varifocal bench plan` has it."""
+    if is_here(name):
+        return calibrate() if calibration is None else PlanCheck.read(calibration).machine
+    if calibration is not None:
+        raise ValueError(f"--calibration is for --gpu this-machine, got --gpu {name}")
+    return find_gpu(name)
 
 
 def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from varifocal.bench.timing import Times, take_turns
 from varifocal.device import CPU, Device
 from varifocal.environment import environment
 from varifocal.memory import in_own_process
+from varifocal.model import PRESETS
 from varifocal.model import preset as preset_config
 from varifocal.model.config import VarifocalConfig
-from varifocal.plan.hardware import Hardware
 from varifocal.plan.plan import Prediction, Training, predict
+from varifocal.results.hardware import Hardware
+from varifocal.results.plan_check import PlanCheck, PlanRow
 
 LONG_ROUND = 15.0
 """Seconds that all rounds of a length may take; there is always one."""
@@ -31,7 +33,7 @@ GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanCheck:
+class CheckPlan:
     """What to compare."""
 
     presets: tuple[str, ...] = ("tiny", "small", "qwen-134m")
@@ -42,9 +44,12 @@ class PlanCheck:
     memory: bool = True
 
     def __post_init__(self) -> None:
+        for name in self.presets:
+            if name not in PRESETS:
+                raise ValueError(f"unknown preset {name!r}; known are {', '.join(PRESETS)}")
         for name in self.names:
             if name not in rows_of_ours():
-                raise ValueError(f"unknown contender {name!r}; here are: {', '.join(rows_of_ours())}")
+                raise ValueError(f"unknown contender {name!r}; known are {', '.join(rows_of_ours())}")
 
     @property
     def context(self) -> int:
@@ -53,54 +58,57 @@ class PlanCheck:
 
 
 def bench_plan(
-    check: PlanCheck,
+    check: CheckPlan,
     *,
     clock: Device = CPU,
     on_step: Callable[[str], None] | None = None,
-    on_rows: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
-    """The result file's content: environment, the machine's rates, and a row for each preset, length and mechanism.
+    on_rows: Callable[[PlanCheck], None] | None = None,
+) -> PlanCheck:
+    """The result: environment, the machine's rates, and a row for each preset, length and mechanism.
 
     `on_rows` gets all that there is whenever rows were added.
     """
     say = on_step or (lambda doing: None)
     say("measuring rates")
-    content: dict[str, Any] = {
-        "benchmark": "plan",
-        "environment": environment(),
-        "context": check.context,
-        "clock": "wall" if clock is CPU else "processor",
-        "machine": asdict(calibrate(clock=clock)),
-        "rows": [],
-    }
-    machine = Hardware(**content["machine"])
+    found = PlanCheck(
+        environment=environment(),
+        context=check.context,
+        clock="wall" if clock is CPU else "processor",
+        machine=calibrate(clock=clock),
+        rows=(),
+    )
     for preset in check.presets:
         contenders = [build(name, preset, context=check.context) for name in check.names]
         shared = share_weights(contenders)
         for length in check.lengths:
             say(f"steps of {preset}, {length} tokens")
-            told = sum(predicted_step(one.model.config, length, machine).step_seconds for one in contenders)
+            told = sum(predicted_step(one.model.config, length, found.machine).step_seconds for one in contenders)
             rounds = max(1, min(check.rounds, int(LONG_ROUND / told)))
             timed = time_steps(contenders, shared, tokens(ModelPlan(preset=preset), length), rounds=rounds, clock=clock)
-            content["rows"] += [
-                {
-                    "preset": preset,
-                    "length": length,
-                    "name": name,
-                    "seconds": times.median,
-                    "spread": times.spread,
-                    "rounds": rounds,
-                    "peak_bytes": None,
-                }
+            fresh = [
+                PlanRow(
+                    preset=preset,
+                    length=length,
+                    name=name,
+                    seconds=times.median,
+                    spread=times.spread,
+                    rounds=rounds,
+                    peak_bytes=None,
+                )
                 for name, times in timed.items()
             ]
-            add_predictions(content)
+            found = with_predictions(replace(found, rows=(*found.rows, *fresh)))
             if on_rows is not None:
-                on_rows(content)
+                on_rows(found)
         del contenders, shared
-    if check.memory:
-        add_memory(content, on_step=on_step)
-    return content
+    return with_memory(found, on_step=on_step) if check.memory else found
+
+
+def measure_memory_of(file: Path, *, on_step: Callable[[str], None] | None = None) -> PlanCheck:
+    """Add the peak memory to a result file whose rows have none, and predict all of them anew."""
+    found = with_memory(with_predictions(PlanCheck.read(file)), on_step=on_step)
+    found.write(file)
+    return found
 
 
 def time_steps(
@@ -126,41 +134,44 @@ def predicted_step(config: VarifocalConfig, length: int, machine: Hardware) -> P
     return predict(training, machine)
 
 
-def add_predictions(content: dict[str, Any]) -> None:
+def with_predictions(check: PlanCheck) -> PlanCheck:
     """What the cost model says of every row, at the rates that were measured with them."""
-    machine = Hardware(**content["machine"])
-    for row in content["rows"]:
-        mechanism, options = rows_of_ours()[row["name"]]
+    rows = []
+    for row in check.rows:
+        mechanism, options = rows_of_ours()[row.name]
         config = preset_config(
-            row["preset"],
-            mechanism=mechanism,
-            mechanism_options=options,
-            max_position_embeddings=content["context"],
+            row.preset, mechanism=mechanism, mechanism_options=options, max_position_embeddings=check.context
         )
-        told = predicted_step(config, row["length"], machine)
-        row |= {
-            "predicted_seconds": told.step_seconds,
-            "predicted_parts": told.seconds,
-            "predicted_bytes": told.peak,
-            "predicted_memory": told.memory,
-        }
+        told = predicted_step(config, row.length, check.machine)
+        rows.append(
+            replace(
+                row,
+                predicted_seconds=told.step_seconds,
+                predicted_parts=told.seconds,
+                predicted_bytes=told.peak,
+                predicted_memory=told.memory,
+            )
+        )
+    return replace(check, rows=tuple(rows))
 
 
-def add_memory(content: dict[str, Any], *, on_step: Callable[[str], None] | None = None) -> None:
-    """Measure the peak memory of every row that has none yet, all rows of a preset in a process of their own."""
-    for preset in dict.fromkeys(row["preset"] for row in content["rows"] if row["peak_bytes"] is None):
+def with_memory(check: PlanCheck, *, on_step: Callable[[str], None] | None = None) -> PlanCheck:
+    """The peak memory of every row that has none yet, all rows of a preset measured in a process of their own."""
+    rows = list(check.rows)
+    for preset in dict.fromkeys(row.preset for row in rows if row.peak_bytes is None):
         if on_step is not None:
             on_step(f"memory of {preset}")
-        rows = [row for row in content["rows"] if row["preset"] == preset and row["peak_bytes"] is None]
+        places = [place for place, row in enumerate(rows) if row.preset == preset and row.peak_bytes is None]
         task: dict[str, object] = {
             "preset": preset,
-            "context": content["context"],
+            "context": check.context,
             "vocabulary": vocabulary_of(ModelPlan(preset=preset)),
             "threads": torch.get_num_threads(),
-            "steps": [[row["name"], row["length"]] for row in rows],
+            "steps": [[rows[place].name, rows[place].length] for place in places],
         }
         answer = in_own_process("varifocal.bench.plan.memory_probe", task, timeout=3600, environment=GIVE_BACK)
         peaks = answer["peak_bytes"]
         assert isinstance(peaks, list)
-        for row, peak in zip(rows, peaks, strict=True):
-            row["peak_bytes"] = int(peak)
+        for place, peak in zip(places, peaks, strict=True):
+            rows[place] = replace(rows[place], peak_bytes=int(peak))
+    return replace(check, rows=tuple(rows))

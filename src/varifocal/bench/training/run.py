@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from varifocal.bench.timing import Times
 from varifocal.data import PackedRows, PreparedData
 from varifocal.environment import environment
 from varifocal.model import PRESETS
+from varifocal.results.training_bench import TrainingBench
 from varifocal.training.config import (
     CheckpointsSection,
     DataSection,
@@ -50,7 +50,7 @@ class Plan:
             raise ValueError(f"unknown preset {self.preset!r}; known are {', '.join(PRESETS)}")
 
     def config(self, data: Path) -> TrainingConfig:
-        """The training that is measured; validation and checkpoints, which are no part of a step, come at its end."""
+        """The training that is measured; validation and checkpoints, which are not part of a step, come at its end."""
         steps = self.steps + WARM_UP
         return TrainingConfig(
             data=DataSection(path=str(data)),
@@ -66,8 +66,8 @@ class Plan:
         )
 
 
-def bench_training(plan: Plan, *, on_step: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """The result file's content: seconds of a bare step and of one of the loop's, and their ratio."""
+def bench_training(plan: Plan, *, on_step: Callable[[int, int], None] | None = None) -> TrainingBench:
+    """The result: seconds of a bare step and of one of the loop's, and their ratio."""
     with TemporaryDirectory() as folder:
         data = write_synthetic(
             Path(folder) / "data",
@@ -82,7 +82,7 @@ def bench_training(plan: Plan, *, on_step: Callable[[int, int], None] | None = N
 
         def turn(progress: Progress) -> None:
             nonlocal mark
-            # The first step also sets everything up; the last call, behind the validation, is of no step.
+            # The first step also sets everything up; the last call, after the validation, belongs to no step.
             if progress.loss is None or len(loop_seconds) == plan.steps + WARM_UP:
                 return
             loop_seconds.append(time.perf_counter() - mark)
@@ -95,20 +95,19 @@ def bench_training(plan: Plan, *, on_step: Callable[[int, int], None] | None = N
 
         train(config, Path(folder) / "run", on_progress=turn)
     loop, alone = (Times(tuple(seconds[WARM_UP:])) for seconds in (loop_seconds, bare_seconds))
-    return {
-        "benchmark": "training",
-        "environment": environment(),
-        "preset": plan.preset,
-        "mechanism": plan.mechanism,
-        "batch": plan.batch,
-        "length": plan.length,
-        "steps": len(alone.seconds),
-        "bare_seconds": alone.median,
-        "bare_spread": alone.spread,
-        "loop_seconds": loop.median,
-        "loop_spread": loop.spread,
-        "loop_over_bare": 1 / alone.speedup_of(loop),
-    }
+    return TrainingBench(
+        environment=environment(),
+        preset=plan.preset,
+        mechanism=plan.mechanism,
+        batch=plan.batch,
+        length=plan.length,
+        steps=len(alone.seconds),
+        bare_seconds=alone.median,
+        bare_spread=alone.spread,
+        loop_seconds=loop.median,
+        loop_spread=loop.spread,
+        loop_over_bare=1 / alone.speedup_of(loop),
+    )
 
 
 def bare_step(config: TrainingConfig, data: PreparedData) -> Callable[[int], None]:

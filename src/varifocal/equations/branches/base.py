@@ -53,8 +53,11 @@ class Branch:
         return torch.zeros_like(place)
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
-        """How many keys (or summaries) are read at the most, of those at a distance of `beyond` or more."""
-        return (place + 1 - beyond).clamp(min=0)
+        """How many keys (or summaries) are read at the most, of those at a distance of `beyond` or more.
+
+        `beyond` is a number, or one for each query: [..., T], or [..., H, T] where heads differ.
+        """
+        return less(place + 1, beyond)
 
     def farthest(self) -> int | None:
         """How many keys back, the query's own included, any query ever reads; None if that has no bound."""
@@ -94,11 +97,15 @@ class FixedBranch(Branch):
         longest = int(place.max()) + 1 if place.numel() else 0
         key = torch.arange(max(longest, 0), device=place.device)
         queries = place.reshape(-1, 1)
-        bound = torch.as_tensor(beyond, device=place.device).expand_as(place).reshape(-1, 1)
+        bound = torch.as_tensor(beyond, device=place.device)
+        if bound.ndim > place.ndim:
+            bound = bound.movedim(-2, 0).reshape(bound.shape[-2], -1, 1)  # [H, ... T, 1]
+        else:
+            bound = bound.expand_as(place).reshape(-1, 1)
         step = max(1, PAIRS_AT_ONCE // max(longest, 1))
         parts = []
         for begin in range(0, len(queries), step):
-            query, least = queries[begin : begin + step], bound[begin : begin + step]
+            query, least = queries[begin : begin + step], bound[..., begin : begin + step, :]
             # [T', S], or [H, T', S] where heads differ
             read = self.allows(query, key) & (key <= query) & (query - key >= least)
             parts.append(read.sum(dim=-1))
@@ -138,12 +145,13 @@ class Union(Branch):
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
         """The keys that one member reads without a gap, and what each member reads farther away."""
         near = self.near(place)
-        place = by_head(place, near.ndim).expand_as(near)
-        edge = torch.maximum(near, torch.as_tensor(beyond, device=near.device))
-        total = (near - beyond).clamp(min=0)
+        if near.ndim > place.ndim:
+            place = place.expand(*near.shape[:-2], -1)
+        edge = torch.maximum(*both_by_head(near, torch.as_tensor(beyond, device=near.device)))
+        total = less(near, beyond)
         for branch in self.branches:
-            total = total + branch.count(place, beyond=edge)
-        return torch.minimum(total, (place + 1 - beyond).clamp(min=0))
+            total = torch.add(*both_by_head(total, branch.count(place, beyond=edge)))
+        return torch.minimum(*both_by_head(total, less(place + 1, beyond)))
 
     def farthest(self) -> int | None:
         bounds = [branch.farthest() for branch in self.branches]
@@ -167,6 +175,19 @@ def members(branch: Branch) -> tuple[Branch, ...]:
 def by_head(answer: Tensor, dimensions: int) -> Tensor:
     """An answer [..., T] with a dimension of heads [..., 1, T], if `dimensions` ask for one more than it has."""
     return answer.unsqueeze(-2) if answer.ndim < dimensions else answer
+
+
+def both_by_head(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Two answers, both with a dimension of heads if one of them has it; a single number stays as it is."""
+    dimensions = max(one.ndim, other.ndim)
+    return by_head(one, dimensions), other if other.ndim == 0 else by_head(other, dimensions)
+
+
+def less(count: Tensor, beyond: Tensor | int) -> Tensor:
+    """A count of the nearest keys without those nearer than `beyond`."""
+    if isinstance(beyond, Tensor):
+        count, beyond = both_by_head(count, beyond)
+    return (count - beyond).clamp(min=0)
 
 
 def largest(answers: Iterable[Tensor], place: Tensor) -> Tensor:

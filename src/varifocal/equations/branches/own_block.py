@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from varifocal.equations.blocks import same_block
-from varifocal.equations.branches.base import Branch, FixedBranch, require_at_least
+from varifocal.equations.branches.base import Branch, FixedBranch, less, require_at_least
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class OwnBlock(FixedBranch):
         return same_block(query, key, self.length)
 
     def near(self, place: Tensor) -> Tensor:
-        return place % self.length + 1
+        return torch.where(place < 0, 0, place % self.length + 1)
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
-        return (self.near(place) - beyond).clamp(min=0)
+        return less(self.near(place), beyond)
 
     def farthest(self) -> int:
         return self.length

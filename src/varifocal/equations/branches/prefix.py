@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, FixedBranch
+from varifocal.equations.branches.base import Branch, FixedBranch, both_by_head, less
 from varifocal.equations.branches.head_sizes import HeadSizes, for_heads, require_sizes
 
 
@@ -30,6 +30,6 @@ class Prefix(FixedBranch):
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
         # The first keys are the farthest: those at a distance of `beyond` or more are the first place + 1 - beyond.
-        return torch.minimum(self.first(place), (place + 1 - beyond).clamp(min=0))
+        return torch.minimum(*both_by_head(self.first(place), less(place + 1, beyond)))
 
     reads_everything = Branch.reads_everything

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, FixedBranch, require_at_least
+from varifocal.equations.branches.base import Branch, FixedBranch, both_by_head, less, require_at_least
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RandomBlocks(FixedBranch):
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
         earlier = torch.div(place, self.block, rounding_mode="floor").clamp(min=0, max=self.blocks)
-        return torch.minimum(earlier * self.block, (place + 1 - beyond).clamp(min=0))
+        return torch.minimum(*both_by_head(earlier * self.block, less(place + 1, beyond)))
 
     reads_everything = Branch.reads_everything
 

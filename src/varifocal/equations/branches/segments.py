@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, require_at_least
+from varifocal.equations.branches.base import Branch, both_by_head, require_at_least
 from varifocal.equations.branches.own_block import OwnBlock
 
 
@@ -32,7 +32,7 @@ class Segments(Branch):
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
         summaries = torch.div(place, self.length, rounding_mode="floor")
-        return self.own.count(place, beyond=beyond) + summaries.clamp(min=0)
+        return torch.add(*both_by_head(self.own.count(place, beyond=beyond), summaries.clamp(min=0)))
 
     def rating_flops(self, place: Tensor, head_width: int) -> Tensor:
         """A segment's summary value is one query's attention to its keys, spread over its tokens."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, require_at_least, require_finite
+from varifocal.equations.branches.base import Branch, less, require_at_least, require_finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,7 @@ class SoftWindow(Branch):
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
         widest = self.width.detach().ceil().long().clamp(max=self.limit)
-        place = place if place.ndim == widest.ndim else place.unsqueeze(-2)
-        return (torch.minimum(place + 1, widest) - beyond).clamp(min=0)
+        return less(torch.minimum(place.unsqueeze(-2) + 1, widest), beyond)
 
     def farthest(self) -> int:
         return self.limit

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, FixedBranch, require_at_least
+from varifocal.equations.branches.base import Branch, FixedBranch, less, require_at_least
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,6 @@ class Strided(FixedBranch):
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
         skipped = (torch.as_tensor(beyond, device=place.device) + self.stride - 1) // self.stride
-        return (torch.div(place, self.stride, rounding_mode="floor") + 1 - skipped).clamp(min=0)
+        return less(torch.div(place, self.stride, rounding_mode="floor") + 1, skipped)
 
     reads_everything = Branch.reads_everything

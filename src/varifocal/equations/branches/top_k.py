@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, require_at_least, require_finite
+from varifocal.equations.branches.base import Branch, less, require_at_least, require_finite
 from varifocal.equations.branches.own_block import OwnBlock
 
 Select = Literal["exact", "blocks"]
@@ -93,7 +93,7 @@ class TopK(Branch):
         keys = self.keys_per_query(place)
         if self.select == "blocks":
             keys = self.blocks_per_query(place) * self.block + self.own.near(place)
-        return (keys - beyond).clamp(min=0)
+        return less(keys, beyond)
 
     def rating_flops(self, place: Tensor, head_width: int) -> Tensor:
         rated = place + 1 if self.select == "exact" else torch.div(place + 1, self.block, rounding_mode="floor")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from varifocal.equations.branches.base import Branch, FixedBranch
+from varifocal.equations.branches.base import Branch, FixedBranch, less
 from varifocal.equations.branches.head_sizes import HeadSizes, for_heads, largest_size, require_sizes
 
 
@@ -28,7 +28,7 @@ class Window(FixedBranch):
         return (place if isinstance(sizes, int) else place.unsqueeze(-2)).add(1).clamp(min=0).clamp(max=sizes)
 
     def count(self, place: Tensor, *, beyond: Tensor | int = 0) -> Tensor:
-        return (self.near(place) - beyond).clamp(min=0)
+        return less(self.near(place), beyond)
 
     def farthest(self) -> int | None:
         return largest_size(self.size)

@@ -1,32 +1,42 @@
 """Tensors as the C interface takes them."""
 
 import ctypes
+import functools
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from . import abi
 
-class TensorArgument(ctypes.Structure):
-    """`vf_tensor`: a pointer and the strides of all dimensions but the last, which is contiguous."""
-
-    _fields_ = [("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 3)]
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 
-def tensor_argument(x: Tensor | None) -> TensorArgument:
+def tensor_argument(x: Tensor | None) -> abi.Tensor:
     """x [B, heads, rows, D] for a C call; the caller keeps it alive until the call is over."""
-    if x is None:
-        return TensorArgument()
-    return TensorArgument(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]))
+    if x is None or not x.numel():
+        return abi.Tensor()
+    return abi.Tensor(x.data_ptr(), (ctypes.c_int64 * 3)(*x.stride()[:3]))
 
 
 def pointer(x: Tensor | None) -> int | None:
-    """The address of a contiguous tensor, None for null."""
-    return None if x is None else x.data_ptr()
+    """The address of a contiguous tensor; None, which is null, for one that is not there or holds nothing."""
+    return None if x is None or not x.numel() else x.data_ptr()
 
 
-def rows_contiguous(x: Tensor) -> Tensor:
+def row_pointer(x: Tensor, row: int) -> int | None:
+    """The address of x[row] in a contiguous tensor, without the cost of making that tensor."""
+    return x.data_ptr() + row * x.stride(0) * x.element_size() if x.numel() else None
+
+
+def rows_contiguous(x: Given) -> Given:
     """x with a contiguous last dimension."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def contiguous(x: Given) -> Given:
+    """x without gaps."""
+    return None if x is None else x.contiguous()
 
 
 def dtype_argument(x: Tensor) -> int:
@@ -58,10 +68,18 @@ def scale_per_head(scale: Tensor | float | None, q: Tensor) -> Tensor:
     if scale is None:
         scale = width**-0.5
     if not isinstance(scale, Tensor):
-        return torch.full((heads,), scale, dtype=torch.float32)
+        if torch.compiler.is_compiling():
+            return torch.full((heads,), scale, dtype=torch.float32)
+        return one_scale(scale, heads)
     if scale.shape != (heads,):
         raise ValueError(f"scale must be a number or [H] = [{heads}], got {[*scale.shape]}")
     return scale.float()
+
+
+@functools.lru_cache(maxsize=64)
+def one_scale(scale: float, heads: int) -> Tensor:
+    """float32 [H] with one factor in every head; made once, since every decoded token asks for it."""
+    return torch.full((heads,), scale, dtype=torch.float32)
 
 
 def needs_backward(*tensors: Tensor | None) -> bool:

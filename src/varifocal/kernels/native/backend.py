@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from varifocal.equations.branches import Branch, Causal, Prefix, Segments, SoftWindow, TopK, Window, members
+from varifocal.equations.branches.head_sizes import HeadSizes, each_head
 from varifocal.equations.normalizers import Softmax
 from varifocal.equations.problem import (
     Attended,
@@ -24,9 +25,8 @@ from varifocal.equations.problem import (
     Shortcuts,
     SummaryProblem,
 )
-from varifocal.equations.scores import Dot, HeadScale, PairGate
+from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate
 from varifocal.kernels.native import library
-from varifocal.kernels.native.arguments import needs_backward
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
 from varifocal.kernels.native.indexer import mean_divergence, why_no_divergence
 from varifocal.kernels.native.mixture import (
@@ -112,14 +112,16 @@ def prepare_attention(problem: Problem) -> Callable[[], Attended] | str:
             return f"has no kernel for the branch {type_names(branch)}"
         kinds.append(kind)
     if isinstance(problem.score, PairGate):
-        only = kinds[0]
-        if len(kinds) > 1 or not isinstance(only, MixtureBranch) or only.width is not None:
-            return "gates pairs over one branch of windows and prefixes only"
-        return partial(attend_pair_gate, problem, problem.score, only)
+        windows = [kind for kind in kinds if isinstance(kind, MixtureBranch)]
+        if not len(kinds) == len(windows) <= MAX_BRANCHES:
+            return f"gates pairs over up to {MAX_BRANCHES} branches of windows and prefixes only"
+        return partial(attend_pair_gate, problem, problem.score, windows)
+    if isinstance(problem.score, DistanceBias) and not all(isinstance(kind, MixtureBranch) for kind in kinds):
+        return "adds a bias by distance over branches of windows and prefixes only"
     if isinstance(problem.score, HeadScale) and not torch.compiler.is_compiling():
         if bool((problem.score.scale == 0).any()):
             return "needs a scale other than 0 in every head, to find its gradient"
-    elif not isinstance(problem.score, Dot | HeadScale):
+    elif not isinstance(problem.score, Dot | HeadScale | DistanceBias):
         return f"has no kernel for the score {type(problem.score).__name__}"
     if sum(isinstance(kind, MixtureBranch) for kind in kinds) > MAX_BRANCHES:
         return f"mixes at most {MAX_BRANCHES} branches of windows"
@@ -136,6 +138,8 @@ def scale_of(problem: Problem) -> Tensor | float:
     width = problem.q.shape[-1]
     if isinstance(problem.score, Dot):
         return problem.score.factor(width)
+    if isinstance(problem.score, DistanceBias):
+        return float(width**-0.5)
     assert isinstance(problem.score, HeadScale)
     scale: Tensor = problem.score.scale.float() * width**-0.5
     return scale
@@ -168,13 +172,13 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
             (only,) = selections
             output, window_lse, logsumexp[only] = window_and_top_k(mixed, selections[only])
         else:
-            output, window_lse, _, _ = mixture_forward(*mixed, needs_backward(*mixed[:8]))
+            output, window_lse, _, _ = mixture_forward(mixed)
         parts.append(output)
         for place, number in enumerate(windows):
             logsumexp[number] = window_lse[..., place].detach()
     for number, selection in selections.items():
         if logsumexp[number] is None:
-            output, lse = selected_forward(*selection)
+            output, lse = selected_forward(selection)
             parts.append(output)
             logsumexp[number] = lse.detach()
     total = parts[0]
@@ -182,8 +186,8 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
         total = total + part
     selected: list[Tensor | None] = [None] * len(kinds)
     for number, selection in selections.items():
-        groups = problem.q.shape[1] // max(selection.chosen.shape[1], 1)
-        selected[number] = selection.chosen if groups == 1 else selection.chosen.repeat_interleave(groups, dim=1)
+        groups = problem.q.shape[1] // max(selection.selected.shape[1], 1)
+        selected[number] = selection.selected if groups == 1 else selection.selected.repeat_interleave(groups, dim=1)
     return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
 
 
@@ -194,14 +198,16 @@ def shortcuts_of(problem: Problem) -> Shortcuts:
 
 def as_mixture(branch: Branch) -> MixtureBranch | None:
     """The branch as the mixture kernel takes it; None if it has a member of another kind."""
-    window, prefix, soft = 0, 0, None
+    window: int | Tensor = 0
+    prefix: int | Tensor = 0
+    soft = None
     for member in members(branch):
         if isinstance(member, Causal):
             window = CAUSAL
-        elif isinstance(member, Window) and isinstance(member.size, int):
-            window = max(window, min(member.size, CAUSAL))
-        elif isinstance(member, Prefix) and isinstance(member.size, int):
-            prefix = max(prefix, min(member.size, CAUSAL))
+        elif isinstance(member, Window):
+            window = larger(window, sizes_of(member.size))
+        elif isinstance(member, Prefix):
+            prefix = larger(prefix, sizes_of(member.size))
         elif isinstance(member, SoftWindow) and soft is None:
             soft = member
         else:
@@ -209,6 +215,18 @@ def as_mixture(branch: Branch) -> MixtureBranch | None:
     if soft is None:
         return MixtureBranch(window=window, prefix=prefix)
     return MixtureBranch(window=window, prefix=prefix, width=soft.width, edge=float(soft.edge), limit=soft.limit)
+
+
+def sizes_of(sizes: HeadSizes) -> int | Tensor:
+    """A size as the kernels take it: a number, or int32 [H]."""
+    return torch.tensor(each_head(sizes), dtype=torch.int32) if isinstance(sizes, tuple) else min(sizes, CAUSAL)
+
+
+def larger(one: int | Tensor, other: int | Tensor) -> int | Tensor:
+    """The larger of two sizes, head by head."""
+    if isinstance(one, int) and isinstance(other, int):
+        return max(one, other)
+    return torch.maximum(*(torch.as_tensor(size, dtype=torch.int32) for size in (one, other)))
 
 
 def as_top_k(branch: Branch) -> TopKBranch | None:
@@ -230,6 +248,7 @@ def mix(problem: Problem, windows: dict[int, MixtureBranch], scale: Tensor | flo
     return mixture_inputs(
         problem.q, problem.k, problem.v, branches=list(windows.values()), weights=weights,
         position=position, start=start, scale=scale,
+        bias_table=problem.score.table if isinstance(problem.score, DistanceBias) else None,
     )  # fmt: skip
 
 
@@ -246,32 +265,33 @@ def select(problem: Problem, branch: TopKBranch, scale: Tensor | float, weight: 
     position, start = problem.layout.ranges
     if top_k.select == "exact":
         budget = top_k.keys_per_query(place).int()
-        chosen = select_exact(q, k, position=position, start=start, budget=budget, capacity=top_k.most_keys(k.shape[2]))
+        found = select_exact(q, k, position=position, start=start, budget=budget, capacity=top_k.most_keys(k.shape[2]))
     else:
         budget = top_k.blocks_per_query(place).int()
-        chosen = select_blocks(
+        found = select_blocks(
             q, k, position=position, start=start, budget=budget, block=top_k.block,
             pooled=shortcuts_of(problem).block_means, capacity=top_k.most_blocks(k.shape[2]),
         )  # fmt: skip
     return selected_inputs(
-        problem.q, problem.k, problem.v, chosen,
+        problem.q, problem.k, problem.v, found,
         position=position, start=start, block=top_k.block if top_k.select == "blocks" else None,
         include_self=branch.include_self, weights=weight, scale=scale,
     )  # fmt: skip
 
 
-def attend_pair_gate(problem: Problem, score: PairGate, branch: MixtureBranch) -> Attended:
-    """One branch of windows and prefixes under pair-gated scores."""
+def attend_pair_gate(problem: Problem, score: PairGate, branches: list[MixtureBranch]) -> Attended:
+    """Branches of windows and prefixes under pair-gated scores."""
     position, start = problem.layout.ranges
+    several = len(branches) > 1
     result = pair_gate(
         problem.q, problem.k, problem.v, score.queries, score.keys,
         output=score.output, bias=score.bias, scale=score.scale, form=score.form, threshold=score.threshold,
-        position=position, start=start, window=branch.window, prefix=branch.prefix,
+        position=position, start=start, branches=branches, weights=problem.weights if several else None,
     )  # fmt: skip
     output = result.output
-    if problem.weights is not None:
+    if problem.weights is not None and not several:
         output = output * problem.weights.to(output.dtype)
-    return Attended(output, result.lse[..., None], (None,))
+    return Attended(output, result.logsumexp, (None,) * len(branches))
 
 
 def type_names(branch: Branch) -> str:

@@ -5,28 +5,31 @@ Both are plain softmax attention, the second over one summary key and value for 
     k^_n = max_l k_nl      q^_n = max_l q_nl      p_nl = softmax_l(scale q^_n . k_nl)      v^_n = sum_l p_nl v_nl
 
 Joined by their log-sum-exps they are one softmax over the union, o = sum_m w_m O_m with w_m = exp(lse_m - lse). Its
-backward is that of two mixtures with the weights w_m and the pulls w_m dO . O: neither output need be kept.
+backward is that of two mixtures with the weights w_m and the deltas w_m dO . O: neither output need be kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from varifocal.equations.layout import Layout, make_layout
 from varifocal.kernels.native.arguments import needs_backward, scale_per_head
+from varifocal.kernels.native.delta import delta_of
 from varifocal.kernels.native.mixture import (
     CAUSAL,
+    MixtureBackwardInputs,
     MixtureInputs,
     empty_gradients,
     mixture_backward,
     mixture_forward,
+    per_head,
     scale_gradient,
 )
-from varifocal.kernels.native.pull import pull_along, release
+from varifocal.kernels.native.operator import Context, Gradients, Operator
 
 
 class Segmented(NamedTuple):
@@ -43,7 +46,7 @@ class Segmented(NamedTuple):
     far_position: Tensor
     """int32 [B, T]: the last segment before the query's own."""
     far_start: Tensor
-    """int32 [B, T]: the first segment of the query's document; behind far_position if there is none to read."""
+    """int32 [B, T]: the first segment of the query's document; after far_position if there is none to read."""
 
 
 def attend_segments(
@@ -59,14 +62,16 @@ def attend_segments(
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, T, D] and log-sum-exp [B, H, T] (detached) of the branch Segments(length, queries, summaries)."""
     segments = cut(layout, length)
-    tensors = (q, k, v, queries, scale_per_head(scale, q))
-    if summaries is not None and layout.one_document and not needs_backward(*tensors):
+    factor = scale_per_head(scale, q)
+    save = needs_backward(q, k, v, queries, factor)
+    if summaries is not None and layout.one_document and not save:
         summary_key, summary_value = summaries.tensor_split(2, dim=-1)
-        output, lse, *_ = read(q, k, v, summary_key, summary_value, tensors[-1], segments, save=False)
-        return output, lse[..., 0]
+        near, far = _near(q, k, v, factor, segments), _far(q, summary_key, summary_value, factor, segments)
+        output, logsumexp, _ = read(near, far)
+        return output, logsumexp[..., 0]
     aligned = layout.one_document and segments.filled.shape[1] * length == layout.keys
-    output, lse, *_ = _forward(*tensors, *segments, aligned, needs_backward(*tensors))
-    return output, lse
+    made = _operator(SegmentsInputs(q, k, v, queries, factor, segments, aligned=aligned, save=save))
+    return made.out, made.logsumexp
 
 
 def cut(layout: Layout, length: int) -> Segmented:
@@ -82,7 +87,7 @@ def cut(layout: Layout, length: int) -> Segmented:
     within = torch.zeros(len(place), count + 1, dtype=torch.int64, device=place.device)
     sizes = within.scatter_add(1, belongs, torch.ones_like(index))[:, :count]
     own = layout.query_place // length
-    # The summaries of a document stand one behind another; a query reads those before its own segment's.
+    # The summaries of a document stand one after another; a query reads those before its own segment's.
     own_document = number.gather(1, layout.start.clamp(max=keys - 1))
     far = (layout.query_place >= length) & (layout.query_place >= 0)
     return Segmented(
@@ -95,65 +100,86 @@ def cut(layout: Layout, length: int) -> Segmented:
     )
 
 
-@torch.library.custom_op("varifocal::segments", mutates_args=(), device_types="cpu")
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: Tensor | None,
-    scale: Tensor,
-    first: Tensor,
-    filled: Tensor,
-    position: Tensor,
-    start: Tensor,
-    far_position: Tensor,
-    far_start: Tensor,
-    aligned: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output and lse; for the backward norms [2, B, H, T, 1, 2] and lse [2, B, H, T, 1] of both parts, [0] unless save.
+class SegmentsInputs(NamedTuple):
+    """The inputs of the forward."""
 
-    `aligned` if segment n begins at key n L in every row and all are full.
-    """
-    segments = Segmented(first, filled, position, start, far_position, far_start)
-    summaries = summarize(q if queries is None else queries, k, v, scale, segments, aligned)
-    output, lse, norms, part_lse = read(q, k, v, *summaries, scale, segments, save=save)
-    kept = (torch.stack(norms), torch.stack(part_lse)) if save else (lse.new_empty(0),) * 2
-    return output, lse[..., 0], kept[0], kept[1].clone()
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    queries: Tensor | None
+    """Those that summaries are read with, if they are not q."""
+    scale: Tensor
+    segments: Segmented
+    aligned: bool
+    """Whether segment n begins at key n L in every row and all are full."""
+    save: bool
+    """Whether a backward follows."""
 
 
-def read(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    summary_key: Tensor,
-    summary_value: Tensor,
-    scale: Tensor,
-    segments: Segmented,
-    *,
-    save: bool,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Output [B, H, T, D] and lse [B, H, T, 1] of both parts as one softmax, then the norms and lse of each part."""
-    near, near_lse, near_norm, _ = mixture_forward(*_near(q, k, v, scale, segments), save)
-    far, far_lse, far_norm, _ = mixture_forward(*_far(q, summary_key, summary_value, scale, segments), save)
-    lse = torch.logaddexp(near_lse, far_lse)
-    output = near.mul_(_share(near_lse, lse).to(near.dtype))
-    output.add_(far.mul_(_share(far_lse, lse).to(far.dtype)))
-    return output, lse, (near_norm, far_norm), (near_lse, far_lse)
+class SegmentsOutputs(NamedTuple):
+    """The outputs of the forward; the last two, for the backward, are [0] unless `save`."""
+
+    out: Tensor
+    logsumexp: Tensor
+    norms: Tensor
+    """[2, B, H, T, 1, 2] of both parts."""
+    part_logsumexp: Tensor
+    """[2, B, H, T, 1] of both parts."""
 
 
-@_forward.register_fake
-def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows = (2, *q.shape[:3], 1) if others[-1] else (0,)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    return torch.empty_like(q), lse, lse.new_empty((*rows, 2) if others[-1] else (0,)), lse.new_empty(rows)
+class Part(NamedTuple):
+    """What the backward needs to know of one of the two softmaxes."""
+
+    norm: Tensor
+    logsumexp: Tensor
+
+
+def _forward(given: SegmentsInputs) -> SegmentsOutputs:
+    q, k, v, scale, segments = given.q, given.k, given.v, given.scale, given.segments
+    pooled = q if given.queries is None else given.queries
+    summary_key, summary_value = summarize(pooled, k, v, scale, segments, given.aligned)
+    near, far = _near(q, k, v, scale, segments), _far(q, summary_key, summary_value, scale, segments)
+    out, logsumexp, parts = read(near._replace(save=given.save), far._replace(save=given.save))
+    nothing = logsumexp.new_empty(0)
+    return SegmentsOutputs(
+        out=out,
+        logsumexp=logsumexp[..., 0],
+        norms=torch.stack([part.norm for part in parts]) if given.save else nothing,
+        part_logsumexp=torch.stack([part.logsumexp for part in parts]) if given.save else nothing.clone(),
+    )
+
+
+def read(near: MixtureInputs, far: MixtureInputs) -> tuple[Tensor, Tensor, tuple[Part, Part]]:
+    """Output [B, H, T, D] and log-sum-exp [B, H, T, 1] of both parts as one softmax, and what is kept of each part."""
+    first, second = mixture_forward(near), mixture_forward(far)
+    logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
+    output = first.out.mul_(_share(first.logsumexp, logsumexp).to(first.out.dtype))
+    output.add_(second.out.mul_(_share(second.logsumexp, logsumexp).to(second.out.dtype)))
+    return output, logsumexp, (Part(first.norm, first.logsumexp), Part(second.norm, second.logsumexp))
+
+
+def _empty(given: SegmentsInputs) -> SegmentsOutputs:
+    rows = (2, *given.q.shape[:3], 1)
+    logsumexp = given.q.new_empty(given.q.shape[:3], dtype=torch.float32)
+    return SegmentsOutputs(
+        out=torch.empty_like(given.q),
+        logsumexp=logsumexp,
+        norms=logsumexp.new_empty((*rows, 2) if given.save else (0,)),
+        part_logsumexp=logsumexp.new_empty(rows if given.save else (0,)),
+    )
+
+
+_operator = Operator("segments", SegmentsInputs, SegmentsOutputs, _forward, fake=_empty)
 
 
 def _near(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, segments: Segmented) -> MixtureInputs:
     """Attention within the query's own segment."""
+    heads = q.shape[1]
     return MixtureInputs(
-        q, k, v, scale, segments.position, segments.start, None, None, [CAUSAL], [0], [0], [0.0], False
-    )
+        q=q, k=k, v=v, scale=scale, position=segments.position, start=segments.start, weights=None, width=None,
+        window=per_head([CAUSAL], heads, "window"), prefix=per_head([0], heads, "prefix"), limit=[0], edge=[0.0],
+        skip_closed=False, save=False,
+    )  # fmt: skip
 
 
 def _far(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, segments: Segmented) -> MixtureInputs:
@@ -242,7 +268,7 @@ def places(part: Tensor, segments: Segmented) -> Tensor:
 
 
 def add_by_segment(to: Tensor, grad: Tensor, segments: Segmented, aligned: bool) -> None:
-    """Adds gradients [B, *, N, L, D] to entries [B, *, S, D], in place."""
+    """Adds gradients [B, *, N, L, D] to entries [B, *, S, D], where they lie."""
     if aligned:
         to.add_(grad.flatten(2, 3))
         return
@@ -250,64 +276,56 @@ def add_by_segment(to: Tensor, grad: Tensor, segments: Segmented, aligned: bool)
     to.scatter_add_(2, places(to, segments), grad.to(to.dtype))
 
 
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, ctx.aligned, ctx.save = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+class SegmentsBackwardInputs(NamedTuple):
+    """The inputs of the backward."""
+
+    grad_out: Tensor
+    delta: Tensor
+    logsumexp: Tensor
+    norms: Tensor
+    part_logsumexp: Tensor
+    forward: SegmentsInputs
 
 
-def _backward(ctx, grad_out, *_):  # type: ignore[no-untyped-def]
-    if not ctx.save:
-        raise RuntimeError("varifocal::segments was called with save=False and cannot be differentiated")
-    if grad_out is None:
-        return (None,) * 13
-    q, k, v, queries, scale, *cuts, output, lse, norms, part_lse = ctx.saved_tensors
-    pull = pull_along(grad_out, output, cuts[2], cuts[3])
-    del output
-    release(ctx)
-    dq, dk, dv, dqueries, dscale = _gradients(
-        grad_out, pull, q, k, v, queries, scale, *cuts, lse, norms, part_lse, ctx.aligned
-    )
-    return (
-        *(dq.to(q.dtype), dk, dv, None if queries is None else dqueries),
-        *(dscale if ctx.needs_input_grad[4] else None, *(None,) * 8),
-    )
-
-
-@torch.library.custom_op("varifocal::segments_backward", mutates_args=(), device_types="cpu")
-def _gradients(
-    grad_out: Tensor,
-    pull: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: Tensor | None,
-    scale: Tensor,
-    first: Tensor,
-    filled: Tensor,
-    position: Tensor,
-    start: Tensor,
-    far_position: Tensor,
-    far_start: Tensor,
-    lse: Tensor,
-    norms: Tensor,
-    part_lse: Tensor,
-    aligned: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+class SegmentsGradients(NamedTuple):
     """Gradients of q (float32, whatever its dtype), k, v, queries ([0] without) and scale [H]."""
-    segments = Segmented(first, filled, position, start, far_position, far_start)
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    queries: Tensor
+    scale: Tensor
+
+
+def _backward_kernel(given: SegmentsBackwardInputs) -> SegmentsGradients:
+    q, k, v, queries, scale, segments, aligned, _ = given.forward
+    filled = segments.filled
     pooled = q if queries is None else queries
     summary_k, summary_v = summarize(pooled, k, v, scale, segments, aligned)
     dq, dk, dv = empty_gradients(q, k)
     dsummary_k, dsummary_v = torch.zeros_like(summary_k), torch.zeros_like(summary_v)
-    shares = [_share(part, lse[..., None]) for part in part_lse]
-    pulls = [share * pull[..., None] for share in shares]
-    near = _near(q, k, v, scale, segments)._replace(weights=shares[0])
-    far = _far(q, summary_k, summary_v, scale, segments)._replace(weights=shares[1])
-    mixture_backward(dq, dk, dv, False, grad_out, pulls[0], None, part_lse[0], norms[0], *near)
-    mixture_backward(dq, dsummary_k, dsummary_v, True, grad_out, pulls[1], None, part_lse[1], norms[1], *far)
-    dscale = scale_gradient(dq, q, scale, position, start)
+    near, far = _near(q, k, v, scale, segments), _far(q, summary_k, summary_v, scale, segments)
+    # The near part writes dq, the far part adds to it.
+    for part, to_k, to_v, norm, logsumexp, adds in (
+        (near, dk, dv, given.norms[0], given.part_logsumexp[0], False),
+        (far, dsummary_k, dsummary_v, given.norms[1], given.part_logsumexp[1], True),
+    ):
+        share = _share(logsumexp, given.logsumexp[..., None])
+        mixture_backward(
+            MixtureBackwardInputs(
+                grad_q=dq,
+                grad_k=to_k,
+                grad_v=to_v,
+                accumulate=adds,
+                grad_out=given.grad_out,
+                delta=share * given.delta[..., None],
+                grad_logsumexp=None,
+                logsumexp=logsumexp,
+                norm=norm,
+                forward=part._replace(weights=share),
+            )
+        )
+    dscale = scale_gradient(dq, q, scale, segments.position, segments.start)
     dqueries = q.new_empty(0) if queries is None else torch.zeros_like(queries)
     groups = q.shape[1] // k.shape[1]
     for head in heads(pooled, k, v, scale, segments, aligned):
@@ -326,13 +344,36 @@ def _gradients(
         dsummary_q = torch.einsum("brnl,bnld->brnd", ds, head.k)
         to = dq if queries is None else dqueries
         add_by_segment(to[:, own], to_highest(dsummary_q, head.summary_q, head.q, filled), segments, aligned)
-    return dq, dk, dv, dqueries, dscale
+    return SegmentsGradients(dq, dk, dv, dqueries, dscale)
 
 
-@_gradients.register_fake
-def _(grad_out: Tensor, pull: Tensor, q: Tensor, k: Tensor, v: Tensor, queries: Tensor | None, *others: Any) -> Any:
+def _empty_gradients(given: SegmentsBackwardInputs) -> SegmentsGradients:
+    q, k, queries = given.forward.q, given.forward.k, given.forward.queries
     dqueries = q.new_empty(0) if queries is None else torch.empty_like(queries)
-    return (*empty_gradients(q, k), dqueries, q.new_empty(q.shape[1], dtype=torch.float32))
+    return SegmentsGradients(*empty_gradients(q, k), dqueries, q.new_empty(q.shape[1], dtype=torch.float32))
+
+
+_gradients = Operator(
+    "segments_backward", SegmentsBackwardInputs, SegmentsGradients, _backward_kernel, fake=_empty_gradients
+)
+
+
+def _backward(ctx: Context[SegmentsInputs, SegmentsOutputs], grads: SegmentsOutputs) -> Gradients:
+    inputs, outputs = ctx.saved()
+    if not inputs.save:
+        raise RuntimeError("varifocal::segments was called with save=False and cannot be differentiated")
+    delta = delta_of(grads.out, outputs.out, inputs.segments.position, inputs.segments.start)
+    kept = outputs.logsumexp, outputs.norms, outputs.part_logsumexp
+    del outputs
+    ctx.release()
+    found = _gradients(SegmentsBackwardInputs(grads.out, delta, *kept, inputs))
+    return {
+        "q": found.q.to(inputs.q.dtype),
+        "k": found.k,
+        "v": found.v,
+        "queries": None if inputs.queries is None else found.queries,
+        "scale": found.scale if ctx.wants("scale") else None,
+    }
 
 
 def to_highest(grad: Tensor, highest: Tensor, of: Tensor, filled: Tensor) -> Tensor:
@@ -341,5 +382,5 @@ def to_highest(grad: Tensor, highest: Tensor, of: Tensor, filled: Tensor) -> Ten
     return reached * (grad / reached.sum(dim=-2).clamp(min=1))[..., None, :]
 
 
-_forward.register_autograd(_backward, setup_context=_setup_context)
-_forward.register_autocast("cpu", torch.float32)
+_operator.differentiate(_backward, without=("logsumexp", "norms", "part_logsumexp"))
+_operator.autocast_to_float32()

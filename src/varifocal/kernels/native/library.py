@@ -7,6 +7,8 @@ import os
 import pathlib
 import sys
 
+from . import abi
+
 _FOLDER = "varifocal/kernels/native"
 _NAME = "libvarifocal.dylib" if sys.platform == "darwin" else "libvarifocal.so"
 
@@ -33,9 +35,8 @@ def _open() -> ctypes.CDLL | str:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return f"{path} cannot be loaded: {error}"
-    library.vf_target_name.restype = ctypes.c_char_p
-    library.vf_status_text.restype = ctypes.c_char_p
-    return library
+    wrong = abi.mismatch(library)
+    return library if wrong is None else f"{path} {wrong}; reinstall varifocal"
 
 
 _LIBRARY = _open()
@@ -72,8 +73,9 @@ def target() -> int:
     return targets()[forced]
 
 
-def check(status: int, call: str) -> None:
-    """Turns a status of the C interface into an exception."""
+def call(function: str, argument: ctypes.Structure) -> None:
+    """Call a function of the C interface, by its name without `vf_`; a bad status becomes an exception."""
+    status = getattr(library(), f"vf_{function}")(target(), ctypes.byref(argument))
     if status:
         text = library().vf_status_text(status).decode()
-        raise MemoryError(f"{call}: {text}") if status == 6 else ValueError(f"{call}: {text}")
+        raise MemoryError(f"{function}: {text}") if status == abi.NO_MEMORY else ValueError(f"{function}: {text}")

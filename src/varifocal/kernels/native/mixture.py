@@ -1,47 +1,54 @@
 """Native mixture attention: window, causal, prefix and soft-window branches over shared scores, in one pass.
 
-    s_ij = scale_h q_i . k_j      p_mij = omega_mij exp(s_ij) / sum_j' omega_mij' exp(s_ij')
-    o_i = sum_m w_im sum_j p_mij v_j
+    p_mij = omega_mij exp(s_ij) / sum_j' omega_mij' exp(s_ij')      o_i = sum_m w_im sum_j p_mij v_j
 
-The weight omega of branch m on a key at distance x = position_i - j is the largest of 1[x < window],
-1[j - start_i < prefix] and clamp((width_i - x) / edge, 0, 1) 1[x < limit], for start_i <= j <= position_i.
+The weight omega of branch m on a key at distance x = position_i - j is the largest of 1[x < window_h],
+1[j - start_i < prefix_h] and clamp((width_i - x) / edge, 0, 1) 1[x < limit], for start_i <= j <= position_i.
+The score s_ij is scale_h q_i . k_j, alone or with a bias by distance added (`mixture`), or gated (pair_gate.py).
 """
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import library
+from . import abi, library
 from .arguments import (
-    TensorArgument,
+    contiguous,
     dtype_argument,
     needs_backward,
     pointer,
     require_inputs,
     require_range,
+    row_pointer,
     rows_contiguous,
     scale_per_head,
     tensor_argument,
 )
-from .pull import pull_along, release
+from .delta import delta_of
+from .operator import Context, Gradients, Operator
 
-MAX_BRANCHES = 4
+MAX_BRANCHES = abi.MAX_BRANCHES
 CAUSAL = 2**31 - 1
 """The window of a branch that reads every visible key."""
+
+DOT = 0
+DISTANCE_BIAS = 4
+"""Numbers of scores: `vf_score`. Pair gates have 1 to 3 (pair_gate.FORMS)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixtureBranch:
     """The keys of one softmax; parts that are left at their defaults read nothing."""
 
-    window: int = 0
-    """Nearest keys, the query's own included; CAUSAL for all of them."""
-    prefix: int = 0
-    """First keys of the query's document."""
+    window: int | Tensor = 0
+    """Nearest keys, the query's own included; CAUSAL for all of them. A number, or int32 [H]: one for each head."""
+    prefix: int | Tensor = 0
+    """First keys of the query's document. A number, or int32 [H]."""
     width: Tensor | None = None
     """[B, H, T] float32: a learned window with a soft edge."""
     edge: float = 1.0
@@ -54,48 +61,12 @@ class Mixture(NamedTuple):
 
     output: Tensor
     """[B, H, T, D] in q's dtype."""
-    lse: Tensor
+    logsumexp: Tensor
     """[B, H, T, M] float32: log of the sum of omega exp(s), -inf where a branch is empty; differentiable."""
 
 
-class _Branch(ctypes.Structure):
-    _fields_ = [
-        ("window", ctypes.c_int32),
-        ("prefix", ctypes.c_int32),
-        ("limit", ctypes.c_int32),
-        ("edge", ctypes.c_float),
-        ("width", ctypes.c_void_p),
-    ]
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_width")],
-        *[(name, ctypes.c_int32) for name in ("branch_count", "dtype", "threads", "skip_closed")],
-        *[(name, TensorArgument) for name in ("q", "k", "v")],
-        *[(name, ctypes.c_void_p) for name in ("scale", "position", "start", "weights")],
-        ("branch", _Branch * MAX_BRANCHES),
-        ("out", TensorArgument),
-        ("lse", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
-        ("branch_out", TensorArgument * MAX_BRANCHES),
-    ]
-
-
-class _GradCall(ctypes.Structure):
-    _fields_ = [
-        ("forward", _Call),
-        ("grad_out", TensorArgument),
-        *[(name, ctypes.c_void_p) for name in ("pull", "grad_lse")],
-        *[(name, TensorArgument) for name in ("grad_q", "grad_k", "grad_v")],
-        ("accumulate", ctypes.c_int32),
-        ("grad_weights", ctypes.c_void_p),
-        ("grad_width", ctypes.c_void_p * MAX_BRANCHES),
-    ]
-
-
 class MixtureInputs(NamedTuple):
-    """The inputs of both operators; a branch's part of `width` and `edge` is 0 if it has no soft window."""
+    """The inputs of the forward; a branch's part of `width` and `edge` is 0 if it has no soft window."""
 
     q: Tensor
     k: Tensor
@@ -106,28 +77,40 @@ class MixtureInputs(NamedTuple):
     weights: Tensor | None
     width: Tensor | None
     """[M, B, H, T]."""
-    window: Sequence[int]
-    prefix: Sequence[int]
+    window: Tensor
+    """int32 [M, H]."""
+    prefix: Tensor
+    """int32 [M, H]."""
     limit: Sequence[int]
     edge: Sequence[float]
     skip_closed: bool
+    save: bool
+    """Whether a backward follows."""
+    score: int = DOT
+    bias_table: Tensor | None = None
+    """float32 [H, N] or [B, H, T, N], of a bias by distance."""
+    pair_a: Tensor | None = None
+    """float32 [B, H, T, P], of a pair gate, as are all below."""
+    pair_b: Tensor | None = None
+    """float32 [B, H, S, P]."""
+    pair_output: Tensor | None = None
+    """float32 [H, P]."""
+    pair_bias: Tensor | None = None
+    """float32 [H]."""
+    threshold: float = 0.5
 
-    def contiguous(self) -> "MixtureInputs":
+    def laid_out(self) -> "MixtureInputs":
         """Laid out as C takes them."""
-        return self._replace(
-            q=rows_contiguous(self.q),
-            k=rows_contiguous(self.k),
-            v=rows_contiguous(self.v),
-            scale=self.scale.contiguous(),
-            position=self.position.contiguous(),
-            start=self.start.contiguous(),
-            weights=None if self.weights is None else self.weights.contiguous(),
-            width=None if self.width is None else self.width.contiguous(),
-        )
+        rows = ("q", "k", "v", "bias_table", "pair_a", "pair_b")
+        changed: dict[str, Any] = {}
+        for name, x in zip(self._fields, self, strict=True):
+            if isinstance(x, Tensor) and not x.is_contiguous():
+                changed[name] = rows_contiguous(x) if name in rows else x.contiguous()
+        return self._replace(**changed) if changed else self
 
-    def call(self, lse: Tensor, norm: Tensor) -> _Call:
+    def call(self, logsumexp: Tensor, norm: Tensor) -> abi.Mixture:
         """The C arguments but for the outputs; the caller keeps every tensor alive until the C call is over."""
-        call = _Call(
+        call = abi.Mixture(
             batch=self.q.shape[0],
             heads=self.q.shape[1],
             kv_heads=self.k.shape[1],
@@ -138,168 +121,197 @@ class MixtureInputs(NamedTuple):
             dtype=dtype_argument(self.q),
             threads=torch.get_num_threads(),
             skip_closed=self.skip_closed,
+            score=self.score,
             q=tensor_argument(self.q),
             k=tensor_argument(self.k),
             v=tensor_argument(self.v),
-            scale=self.scale.data_ptr(),
-            position=self.position.data_ptr(),
-            start=self.start.data_ptr(),
+            scale=pointer(self.scale),
+            position=pointer(self.position),
+            start=pointer(self.start),
             weights=pointer(self.weights),
-            lse=lse.data_ptr(),
-            norm=norm.data_ptr() if norm.numel() else None,
+            logsumexp=pointer(logsumexp),
+            norm=pointer(norm),
         )
-        for m, (window, prefix, limit, edge) in enumerate(
-            zip(self.window, self.prefix, self.limit, self.edge, strict=True)
-        ):
-            width = None if self.width is None or edge <= 0 else self.width[m].data_ptr()
-            call.branch[m] = _Branch(window, prefix, limit, edge, width)
+        for m, (limit, edge) in enumerate(zip(self.limit, self.edge, strict=True)):
+            width = None if self.width is None or edge <= 0 else row_pointer(self.width, m)
+            call.branch[m] = abi.Branch(row_pointer(self.window, m), row_pointer(self.prefix, m), width, limit, edge)
+        if self.bias_table is not None:
+            call.bias = abi.DistanceBias(self.bias_table.shape[-1], pointer(self.bias_table), _strides(self.bias_table))
+        if self.pair_a is not None:
+            call.pair = abi.PairGate(
+                units=self.pair_a.shape[3],
+                a=tensor_argument(self.pair_a),
+                b=tensor_argument(self.pair_b),
+                output=pointer(self.pair_output),
+                bias=pointer(self.pair_bias),
+                threshold=self.threshold,
+            )
         return call
 
 
-@torch.library.custom_op("varifocal::mixture", mutates_args=(), device_types="cpu")
-def mixture_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: Tensor,
-    position: Tensor,
-    start: Tensor,
-    weights: Tensor | None,
-    width: Tensor | None,
-    window: Sequence[int],
-    prefix: Sequence[int],
-    limit: Sequence[int],
-    edge: Sequence[float],
-    skip_closed: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output, lse, and for the backward ([0] unless `save`) norm and the outputs of all branches but the last."""
-    inputs = MixtureInputs(
-        q, k, v, scale, position, start, weights, width, window, prefix, limit, edge, skip_closed
-    ).contiguous()
-    out, lse, norm, branch_out = _empty(q, len(window), save)
-    call = inputs.call(lse, norm)
-    call.out = tensor_argument(out)
-    for m in range(branch_out.shape[0]):
-        call.branch_out[m] = tensor_argument(branch_out[m])
-    library.check(library.library().vf_mixture_forward(library.target(), ctypes.byref(call)), "mixture")
-    return out, lse, norm, branch_out
+def _strides(table: Tensor) -> ctypes.Array[ctypes.c_int64]:
+    """Of batch, head and query, for a table [H, N] or [B, H, T, N]: 0 for what shares a row."""
+    strides = (0, table.stride(0), 0) if table.dim() == 2 else table.stride()[:3]
+    return (ctypes.c_int64 * 3)(*strides)
 
 
-def _empty(q: Tensor, branches: int, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class MixtureOutputs(NamedTuple):
+    """The outputs of the forward; the last two, for the backward, are [0] unless `save`."""
+
+    out: Tensor
+    logsumexp: Tensor
+    norm: Tensor
+    branch_out: Tensor
+    """The outputs of all branches but the last."""
+
+
+def _forward(given: MixtureInputs) -> MixtureOutputs:
+    inputs, made = given.laid_out(), _empty(given)
+    call = inputs.call(made.logsumexp, made.norm)
+    call.out = tensor_argument(made.out)
+    for m in range(made.branch_out.shape[0]):
+        call.branch_out[m] = tensor_argument(made.branch_out[m])
+    library.call("mixture_forward", call)
+    return made
+
+
+def _empty(given: MixtureInputs) -> MixtureOutputs:
+    q, save, branches = given.q, given.save, given.window.shape[0]
     rows = (*q.shape[:3], branches)
-    return (
-        torch.empty_like(q),  # in q's layout: heads of a transposed q can be joined without a copy
-        q.new_empty(rows, dtype=torch.float32),
-        q.new_empty((*rows, 2) if save else (0,), dtype=torch.float32),
-        q.new_empty((branches - 1, *q.shape) if save else (0,)),
+    return MixtureOutputs(
+        out=torch.empty_like(q),  # in q's layout: heads of a transposed q can be joined without a copy
+        logsumexp=q.new_empty(rows, dtype=torch.float32),
+        norm=q.new_empty((*rows, 2) if save else (0,), dtype=torch.float32),
+        branch_out=q.new_empty((branches - 1, *q.shape) if save else (0,)),
     )
 
 
-@mixture_forward.register_fake
-def _(q: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    window, save = others[7], others[-1]
-    return _empty(q, len(window), save)
+mixture_forward = Operator("mixture", MixtureInputs, MixtureOutputs, _forward, fake=_empty)
 
 
-@torch.library.custom_op("varifocal::mixture_backward", mutates_args=("grad_q", "grad_k", "grad_v"), device_types="cpu")
-def mixture_backward(
-    grad_q: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
-    accumulate: bool,
-    grad_out: Tensor,
-    pull: Tensor,
-    grad_lse: Tensor | None,
-    lse: Tensor,
-    norm: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: Tensor,
-    position: Tensor,
-    start: Tensor,
-    weights: Tensor | None,
-    width: Tensor | None,
-    window: Sequence[int],
-    prefix: Sequence[int],
-    limit: Sequence[int],
-    edge: Sequence[float],
-    skip_closed: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of q (float32, whatever q's dtype), k and v, written or added; returns those of weights and width.
+class MixtureBackwardInputs(NamedTuple):
+    """The inputs of the backward. Gradients of q (float32, whatever q's dtype), k and v are written, or added."""
 
-    pull [B, H, T, M]: of the gradient along each branch's output, and along the whole output for the last branch.
-    """
-    inputs = MixtureInputs(
-        q, k, v, scale, position, start, weights, width, window, prefix, limit, edge, skip_closed
-    ).contiguous()
-    grad_out, pull = rows_contiguous(grad_out), pull.contiguous()
-    grad_lse = None if grad_lse is None else grad_lse.contiguous()
-    grad_weights, grad_width = _empty_grads(lse, weights, width)
-    call = _GradCall(
-        forward=inputs.call(lse, norm),
+    grad_q: Tensor
+    grad_k: Tensor
+    grad_v: Tensor
+    accumulate: bool
+    grad_out: Tensor
+    delta: Tensor
+    """[B, H, T, M]: of each branch's output, and of the whole output for the last branch."""
+    grad_logsumexp: Tensor | None
+    logsumexp: Tensor
+    norm: Tensor
+    forward: MixtureInputs
+
+
+class MixtureGradients(NamedTuple):
+    """The other gradients; [0] for what there is none of."""
+
+    weights: Tensor
+    width: Tensor
+    bias_table: Tensor
+    pair_a: Tensor
+    pair_b: Tensor
+    pair_output: Tensor
+    pair_bias: Tensor
+    """[H] of every pair gate, whether it has a bias or not."""
+    scale: Tensor
+    """[H] of a pair gate; of other scores it follows from that of q (`scale_gradient`)."""
+
+
+def _backward_kernel(given: MixtureBackwardInputs) -> MixtureGradients:
+    made = _empty_gradients(given)
+    # The gradient of a table has the table's strides: both without gaps.
+    forward = given.forward._replace(bias_table=contiguous(given.forward.bias_table)).laid_out()
+    grad_out, delta = rows_contiguous(given.grad_out), contiguous(given.delta)
+    grad_logsumexp = contiguous(given.grad_logsumexp)
+    call = abi.MixtureGrad(
+        forward=forward.call(given.logsumexp, given.norm),
         grad_out=tensor_argument(grad_out),
-        pull=pull.data_ptr(),
-        grad_lse=pointer(grad_lse),
-        grad_q=tensor_argument(grad_q),
-        grad_k=tensor_argument(grad_k),
-        grad_v=tensor_argument(grad_v),
-        accumulate=accumulate,
-        grad_weights=None if weights is None else grad_weights.data_ptr(),
+        delta=pointer(delta),
+        grad_logsumexp=pointer(grad_logsumexp),
+        grad_q=tensor_argument(given.grad_q),
+        grad_k=tensor_argument(given.grad_k),
+        grad_v=tensor_argument(given.grad_v),
+        accumulate=given.accumulate,
+        grad_weights=pointer(made.weights),
+        grad_pair_a=tensor_argument(made.pair_a),
+        grad_pair_b=tensor_argument(made.pair_b),
+        grad_pair_output=pointer(made.pair_output),
+        grad_pair_bias=pointer(made.pair_bias),
+        grad_scale=pointer(made.scale),
+        grad_bias_table=pointer(made.bias_table),
     )
-    if width is not None:
-        for m, one in enumerate(grad_width.zero_()):
-            call.grad_width[m] = one.data_ptr()
-    library.check(library.library().vf_mixture_backward(library.target(), ctypes.byref(call)), "mixture_backward")
-    return grad_weights, grad_width
+    if forward.width is not None:
+        for m, one in enumerate(made.width.zero_()):
+            call.grad_width[m] = pointer(one)
+    library.call("mixture_backward", call)
+    return made
 
 
-def _empty_grads(lse: Tensor, weights: Tensor | None, width: Tensor | None) -> tuple[Tensor, Tensor]:
-    """[0] for what there is none of."""
-    return (
-        lse.new_empty((0,) if weights is None else weights.shape),
-        lse.new_empty((0,) if width is None else width.shape),
+def _empty_gradients(given: MixtureBackwardInputs) -> MixtureGradients:
+    forward, nothing = given.forward, given.logsumexp.new_empty(0)
+
+    def like(x: Tensor | None) -> Tensor:
+        return nothing.clone() if x is None else x.new_empty(x.shape, dtype=torch.float32)
+
+    per_head = nothing if forward.pair_output is None else forward.pair_output.new_empty(forward.q.shape[1])
+    return MixtureGradients(
+        weights=like(forward.weights),
+        width=like(forward.width),
+        bias_table=like(forward.bias_table),
+        pair_a=like(forward.pair_a),
+        pair_b=like(forward.pair_b),
+        pair_output=like(forward.pair_output),
+        pair_bias=torch.empty_like(per_head),
+        scale=torch.empty_like(per_head),
     )
 
 
-@mixture_backward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    lse, weights, width = arguments[7], arguments[15], arguments[16]
-    return _empty_grads(lse, weights, width)
+mixture_backward = Operator(
+    "mixture_backward",
+    MixtureBackwardInputs,
+    MixtureGradients,
+    _backward_kernel,
+    fake=_empty_gradients,
+    mutates=("grad_q", "grad_k", "grad_v"),
+)
 
 
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *ctx.plain, ctx.save = inputs[8:]
-    ctx.save_for_backward(*inputs[:8], *output)
-    ctx.set_materialize_grads(False)  # the outputs kept for the backward are large, and never have gradients
-
-
-def _backward(ctx, grad_out, grad_lse, *_):  # type: ignore[no-untyped-def]
-    if not ctx.save:
+def _backward(ctx: Context[MixtureInputs, MixtureOutputs], grads: MixtureOutputs) -> Gradients:
+    inputs, outputs = ctx.saved()
+    if not inputs.save:
         raise RuntimeError("varifocal::mixture was called with save=False and cannot be differentiated")
-    if grad_out is None and grad_lse is None:
-        return (None,) * 14
-    *inputs, out, lse, norm, branch_out = ctx.saved_tensors
-    q, k, _, scale, position, start, *_ = inputs
-    if grad_out is None:
-        grad_out = torch.zeros_like(q)
-    along = [pull_along(grad_out, one, position, start) for one in (*branch_out, out)]
+    q, position, start = inputs.q, inputs.position, inputs.start
+    grad_out = torch.zeros_like(q) if grads.out is None else grads.out
+    deltas = [delta_of(grad_out, one, position, start) for one in (*outputs.branch_out, outputs.out)]
+    logsumexp, norm = outputs.logsumexp, outputs.norm
     # The outputs have served: without them the gradients find room where they stood.
-    del out, branch_out
-    release(ctx)
-    grads = empty_gradients(q, k)
-    dweights, dwidth = mixture_backward(
-        *grads, False, grad_out, torch.stack(along, dim=-1), grad_lse, lse, norm, *inputs, *ctx.plain
+    del outputs
+    ctx.release()
+    dq, dk, dv = empty_gradients(q, inputs.k)
+    others = mixture_backward(
+        MixtureBackwardInputs(
+            grad_q=dq,
+            grad_k=dk,
+            grad_v=dv,
+            accumulate=False,
+            grad_out=grad_out,
+            delta=torch.stack(deltas, dim=-1),
+            grad_logsumexp=grads.logsumexp,
+            logsumexp=logsumexp,
+            norm=norm,
+            forward=inputs,
+        )
     )
-    dq, dk, dv = grads
-    _, _, _, want_scale, _, _, want_weights, want_width, *_ = ctx.needs_input_grad
-    return (
-        *(dq.to(q.dtype), dk, dv, scale_gradient(dq, q, scale, position, start) if want_scale else None, None, None),
-        dweights if want_weights else None,
-        dwidth if want_width else None,
-        *(None,) * 6,
-    )
+    dscale = None
+    if ctx.wants("scale"):
+        gated = inputs.pair_a is not None
+        dscale = others.scale if gated else scale_gradient(dq, q, inputs.scale, position, start)
+    wanted = ("weights", "width", "bias_table", "pair_a", "pair_b", "pair_output", "pair_bias")
+    gradients = {name: getattr(others, name) for name in wanted if ctx.wants(name)}
+    return gradients | {"q": dq.to(q.dtype), "k": dk, "v": dv, "scale": dscale}
 
 
 def empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -308,16 +320,16 @@ def empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def scale_gradient(grad_q: Tensor, q: Tensor, scale: Tensor, position: Tensor, start: Tensor) -> Tensor:
-    """[H]: ds_ij / dscale = s_ij / scale, so the sum over keys is q . dq / scale."""
-    along: Tensor = pull_along(grad_q, q.float(), position, start)
+    """[H]: ds_ij / dscale = q_i . k_j, so the sum over keys is q . dq / scale."""
+    along = delta_of(grad_q, q.float(), position, start)
     return along.sum((0, 2), dtype=torch.float64).float() / scale
 
 
-mixture_forward.register_autograd(_backward, setup_context=_setup_context)
-mixture_forward.register_autocast("cpu", torch.float32)
+mixture_forward.differentiate(_backward)
+mixture_forward.autocast_to_float32()
 
 
-def mixture_inputs(
+def check_mixture(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -325,10 +337,10 @@ def mixture_inputs(
     branches: Sequence[MixtureBranch],
     position: Tensor,
     start: Tensor,
-    weights: Tensor | None,
-    scale: Tensor | float | None,
-) -> MixtureInputs:
-    """The arguments of `mixture`, checked, as its operators take them."""
+    weights: Tensor | None = None,
+    bias_table: Tensor | None = None,
+) -> None:
+    """ValueError unless the arguments of `mixture` fit together."""
     batch, heads, queries, head_width = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != head_width:
         raise ValueError(f"q, k, v of shapes {[*q.shape]}, {[*k.shape]}, {[*v.shape]} do not fit together")
@@ -346,11 +358,32 @@ def mixture_inputs(
                 f"a soft window needs width [B, H, T] = {[*rows]} and edge > 0, "
                 f"got {[*branch.width.shape]} and {branch.edge}"
             )
+    if bias_table is not None and bias_table.shape[:-1] not in ((heads,), rows):
+        raise ValueError(
+            f"a table of biases must be [H, N] or [B, H, T, N] with B, H, T = {batch}, {heads}, {queries}, "
+            f"got {[*bias_table.shape]}"
+        )
+
+
+def mixture_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    branches: Sequence[MixtureBranch],
+    position: Tensor,
+    start: Tensor,
+    weights: Tensor | None = None,
+    scale: Tensor | float | None = None,
+    bias_table: Tensor | None = None,
+) -> MixtureInputs:
+    """The arguments of `mixture`, as its operators take them; they are known to fit together."""
+    heads, rows = q.shape[1], q.shape[:3]
     widths = [branch.width for branch in branches]
     width = None
     if any(one is not None for one in widths):
         width = torch.stack([q.new_zeros(rows, dtype=torch.float32) if z is None else z.float() for z in widths])
-    return MixtureInputs(
+    inputs = MixtureInputs(
         q=q,
         k=k,
         v=v,
@@ -359,12 +392,41 @@ def mixture_inputs(
         start=start,
         weights=None if weights is None else weights.float(),
         width=width,
-        window=[branch.window for branch in branches],
-        prefix=[branch.prefix for branch in branches],
+        window=per_head([branch.window for branch in branches], heads, "window"),
+        prefix=per_head([branch.prefix for branch in branches], heads, "prefix"),
         limit=[branch.limit for branch in branches],
         edge=[0.0 if branch.width is None else branch.edge for branch in branches],
         skip_closed=weights is not None and not (torch.is_grad_enabled() and weights.requires_grad),
+        save=False,
+        score=DOT if bias_table is None else DISTANCE_BIAS,
+        bias_table=None if bias_table is None else bias_table.float(),
     )
+    return inputs._replace(save=True) if will_differentiate(inputs) else inputs
+
+
+def per_head(numbers: Sequence[int | Tensor], heads: int, name: str) -> Tensor:
+    """int32 [M, H] from a number, or one for each head, of each branch."""
+    if all(isinstance(one, int) for one in numbers) and not torch.compiler.is_compiling():
+        return same_for_all(tuple(numbers), heads)
+    plain = torch.tensor([[0 if isinstance(one, Tensor) else one] * heads for one in numbers], dtype=torch.int32)
+    given = [one for one in numbers if isinstance(one, Tensor)]
+    if not given:
+        return plain
+    for one in given:
+        if one.shape != (heads,) or one.dtype != torch.int32:
+            raise ValueError(f"{name} must be a number or int32 [H] = [{heads}], got {one.dtype} {[*one.shape]}")
+    return torch.stack([one if isinstance(one, Tensor) else row for one, row in zip(numbers, plain, strict=True)])
+
+
+@functools.lru_cache(maxsize=256)
+def same_for_all(numbers: tuple[int, ...], heads: int) -> Tensor:
+    """int32 [M, H] with the same number in every head; made once, since every decoded token asks for it."""
+    return torch.tensor([[one] * heads for one in numbers], dtype=torch.int32)
+
+
+def will_differentiate(inputs: MixtureInputs) -> bool:
+    """Whether a gradient may be asked for any of the inputs."""
+    return torch.is_grad_enabled() and needs_backward(*(x for x in inputs if isinstance(x, Tensor)))
 
 
 def mixture(
@@ -377,13 +439,20 @@ def mixture(
     start: Tensor,
     weights: Tensor | None = None,
     scale: Tensor | float | None = None,
+    bias_table: Tensor | None = None,
 ) -> Mixture:
-    """Mixture attention on the CPU; differentiable in q, k, v, weights, scale and the branches' widths.
+    """Mixture attention on the CPU; differentiable in q, k, v, weights, scale, bias_table and the branches' widths.
 
     q [B, H, T, D], k and v [B, G, S, D] of one dtype (float32 or bfloat16), H a multiple of G. position and
     start [B, T] int32: query t may read keys start <= j <= position, none if start > position. weights
-    [B, H, T, M] (None: all 1), scale a number or [H] (None: 1 / sqrt(D)).
+    [B, H, T, M] (None: all 1), scale a number or [H] (None: 1 / sqrt(D)). bias_table [H, N] or [B, H, T, N]: the entry
+    at min(x, N - 1) is added to the score of a key at distance x; -inf for a distance that is not read.
     """
-    inputs = mixture_inputs(q, k, v, branches=branches, position=position, start=start, weights=weights, scale=scale)
-    out, lse, _, _ = mixture_forward(*inputs, needs_backward(*inputs[:8]))
-    return Mixture(out, lse)
+    check_mixture(q, k, v, branches=branches, position=position, start=start, weights=weights, bias_table=bias_table)
+    made = mixture_forward(
+        mixture_inputs(
+            q, k, v,
+            branches=branches, position=position, start=start, weights=weights, scale=scale, bias_table=bias_table,
+        )
+    )  # fmt: skip
+    return Mixture(made.out, made.logsumexp)

@@ -3,18 +3,17 @@
     select_exact:  the budget_i keys with the greatest q_i . k_j,           start_i <= j <= position_i
     select_blocks: the budget_i blocks with the greatest q_i . mean(k_j),   completed before the query's own block
 
-Of equal scores the lower index wins. The choice carries no gradient.
+Of equal scores the lower index wins. The selection carries no gradient.
 """
 
-import ctypes
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import library
+from . import abi, library
 from .arguments import (
-    TensorArgument,
+    contiguous,
     dtype_argument,
     pointer,
     require_inputs,
@@ -22,75 +21,64 @@ from .arguments import (
     rows_contiguous,
     tensor_argument,
 )
+from .operator import Operator
 
 
-class _Select(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_width")],
-        ("capacity", ctypes.c_int64),
-        *[(name, ctypes.c_int32) for name in ("dtype", "threads", "block")],
-        *[(name, TensorArgument) for name in ("q", "k", "pooled")],
-        *[(name, ctypes.c_void_p) for name in ("position", "start", "budget", "chosen")],
-    ]
+class SelectInputs(NamedTuple):
+    """The inputs of the selection: keys, or means of blocks in `pooled`."""
+
+    q: Tensor
+    k: Tensor | None
+    pooled: Tensor | None
+    position: Tensor
+    start: Tensor
+    budget: Tensor
+    keys: int
+    capacity: int
+    block: int
+    """0 for single keys."""
 
 
-class _Pool(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("batch", "kv_heads", "new_keys", "keys", "head_width")],
-        *[(name, ctypes.c_int32) for name in ("block", "dtype", "threads")],
-        ("k", TensorArgument),
-        *[(name, ctypes.c_void_p) for name in ("position", "start")],
-        ("pooled", TensorArgument),
-    ]
+class SelectOutputs(NamedTuple):
+    """The output of the selection."""
 
-
-@torch.library.custom_op("varifocal::select", mutates_args=(), device_types="cpu")
-def _select(
-    q: Tensor,
-    k: Tensor | None,
-    pooled: Tensor | None,
-    position: Tensor,
-    start: Tensor,
-    budget: Tensor,
-    keys: int,
-    capacity: int,
-    block: int,
-) -> Tensor:
+    selected: Tensor
     """int32 [B, I, T, capacity]."""
-    q = rows_contiguous(q)
-    k = None if k is None else rows_contiguous(k)
-    pooled = None if pooled is None else rows_contiguous(pooled)
-    position, start, budget = position.contiguous(), start.contiguous(), budget.contiguous()
-    source = k if pooled is None else pooled
+
+
+def _select_kernel(given: SelectInputs) -> SelectOutputs:
+    q, k, pooled = rows_contiguous(given.q), rows_contiguous(given.k), rows_contiguous(given.pooled)
+    position, start, budget = contiguous(given.position), contiguous(given.start), contiguous(given.budget)
+    source, made = k if pooled is None else pooled, _empty(given)
     assert source is not None
-    chosen = q.new_empty((*q.shape[:3], capacity), dtype=torch.int32)
-    call = _Select(
+    call = abi.Select(
         batch=q.shape[0],
         heads=q.shape[1],
         kv_heads=source.shape[1],
         queries=q.shape[2],
-        keys=keys,
+        keys=given.keys,
         head_width=q.shape[3],
-        capacity=capacity,
+        capacity=given.capacity,
         dtype=dtype_argument(q),
         threads=torch.get_num_threads(),
-        block=block,
+        block=given.block,
         q=tensor_argument(q),
         k=tensor_argument(k),
         pooled=tensor_argument(pooled),
-        position=position.data_ptr(),
-        start=start.data_ptr(),
-        budget=budget.data_ptr(),
-        chosen=pointer(chosen),
+        position=pointer(position),
+        start=pointer(start),
+        budget=pointer(budget),
+        selected=pointer(made.selected),
     )
-    library.check(library.library().vf_select_best(library.target(), ctypes.byref(call)), "select")
-    return chosen
+    library.call("select_best", call)
+    return made
 
 
-@_select.register_fake
-def _(q: Tensor, *others: Any) -> Tensor:
-    capacity = others[-2]
-    return q.new_empty((*q.shape[:3], capacity), dtype=torch.int32)
+def _empty(given: SelectInputs) -> SelectOutputs:
+    return SelectOutputs(given.q.new_empty((*given.q.shape[:3], given.capacity), dtype=torch.int32))
+
+
+_select = Operator("select", SelectInputs, SelectOutputs, _select_kernel, fake=_empty)
 
 
 def _capacity(budget: Tensor, capacity: int | None, most: int) -> int:
@@ -118,7 +106,7 @@ def select_exact(
     budget: Tensor,
     capacity: int | None = None,
 ) -> Tensor:
-    """The best keys of each query: int32 [B, I, T, K], -1 beyond the chosen.
+    """The best keys of each query: int32 [B, I, T, K], -1 beyond the selected.
 
     q [B, I, T, R] and k [B, J, S, R] rank the keys: the attention's own, or an indexer's, I a multiple of J.
     position, start and budget [B, T] int32. K is `capacity`, by default the greatest budget. The indices ascend,
@@ -128,8 +116,8 @@ def select_exact(
     _require(q, k, position, start, budget)
     keys = k.shape[2]
     most = _capacity(budget, capacity, keys)
-    chosen: Tensor = _select(q, k, None, position, start, budget, keys, most, 0)
-    return chosen
+    inputs = SelectInputs(q, k, None, position, start, budget, keys=keys, capacity=most, block=0)
+    return _select(inputs).selected
 
 
 @torch.no_grad()
@@ -145,10 +133,10 @@ def select_blocks(
     keys: int | None = None,
     capacity: int | None = None,
 ) -> Tensor:
-    """The first keys of the best blocks of each query: int32 [B, I, T, M], -1 beyond the chosen.
+    """The first keys of the best blocks of each query: int32 [B, I, T, M], -1 beyond the selected.
 
     As select_exact; blocks of `block` keys are counted from `start`, only those completed before the query's own
-    block can be chosen. With `pooled` (new_pooled, update_pooled) the means are taken from there, k may be None,
+    block can be selected. With `pooled` (new_pooled, update_pooled) the means are taken from there, k may be None,
     and `keys` is the S that pooled was made for.
     """
     if block < 1:
@@ -171,8 +159,8 @@ def select_blocks(
         k = None
     _require(q, source, position, start, budget)
     most = _capacity(budget, capacity, keys // block)
-    chosen: Tensor = _select(q, k, pooled, position, start, budget, keys, most, block)
-    return chosen
+    inputs = SelectInputs(q, k, pooled, position, start, budget, keys=keys, capacity=most, block=block)
+    return _select(inputs).selected
 
 
 def new_pooled(batch: int, heads: int, keys: int, width: int, *, block: int) -> Tensor:
@@ -180,29 +168,43 @@ def new_pooled(batch: int, heads: int, keys: int, width: int, *, block: int) -> 
     return torch.zeros(batch, heads, -(-keys // block), width)
 
 
-@torch.library.custom_op("varifocal::update_pooled", mutates_args=("pooled",), device_types="cpu")
-def _update_pooled(pooled: Tensor, k_new: Tensor, position: Tensor, start: Tensor, block: int) -> None:
-    k_new, position, start = rows_contiguous(k_new), position.contiguous(), start.contiguous()
-    call = _Pool(
+class PoolInputs(NamedTuple):
+    """The inputs of `update_pooled`, which writes to `pooled`."""
+
+    pooled: Tensor
+    k_new: Tensor
+    position: Tensor
+    start: Tensor
+    block: int
+
+
+class PoolOutputs(NamedTuple):
+    """None."""
+
+
+def _pool_kernel(given: PoolInputs) -> PoolOutputs:
+    k_new, position, start = rows_contiguous(given.k_new), contiguous(given.position), contiguous(given.start)
+    call = abi.Pool(
         batch=k_new.shape[0],
         kv_heads=k_new.shape[1],
         new_keys=k_new.shape[2],
-        keys=pooled.shape[2] * block,
+        keys=given.pooled.shape[2] * given.block,
         head_width=k_new.shape[3],
-        block=block,
+        block=given.block,
         dtype=dtype_argument(k_new),
         threads=torch.get_num_threads(),
         k=tensor_argument(k_new),
-        position=position.data_ptr(),
-        start=start.data_ptr(),
-        pooled=tensor_argument(pooled),
+        position=pointer(position),
+        start=pointer(start),
+        pooled=tensor_argument(given.pooled),
     )
-    library.check(library.library().vf_pool_keys(library.target(), ctypes.byref(call)), "update_pooled")
+    library.call("pool_keys", call)
+    return PoolOutputs()
 
 
-@_update_pooled.register_fake
-def _(pooled: Tensor, k_new: Tensor, position: Tensor, start: Tensor, block: int) -> None:
-    return None
+_pool = Operator(
+    "update_pooled", PoolInputs, PoolOutputs, _pool_kernel, fake=lambda given: PoolOutputs(), mutates=("pooled",)
+)
 
 
 @torch.no_grad()
@@ -219,4 +221,4 @@ def update_pooled(pooled: Tensor, k_new: Tensor, *, position: Tensor, start: Ten
     if pooled.stride(-1) != 1:
         raise ValueError(f"pooled must have a contiguous last dimension, got strides {pooled.stride()}")
     require_range(position, start, batch=batch, queries=count)
-    _update_pooled(pooled, k_new, position, start, block)
+    _pool(PoolInputs(pooled, k_new, position, start, block))

@@ -1,20 +1,28 @@
-"""Windows and a top-k together: one set of gradients for both, added up in place.
+"""Windows and a top-k together: one set of gradients for both, added up where they lie.
 
-    o = mixture of windows + attention over what was chosen
+    o = mixture of windows + attention over what was selected
 
 As two operators each would hold gradients of q, k and v of its own, and autograd would add them up.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .arguments import needs_backward
-from .mixture import MixtureInputs, mixture_backward, mixture_forward, scale_gradient
-from .pull import pull_along, release
-from .selected import SelectedInputs, selected_backward, selected_forward
+from .delta import delta_of
+from .mixture import (
+    DOT,
+    MixtureBackwardInputs,
+    MixtureInputs,
+    mixture_backward,
+    mixture_forward,
+    scale_gradient,
+)
+from .operator import Context, Gradients, Operator
+from .selected import SelectedBackwardInputs, SelectedInputs, selected_backward, selected_forward
 
 
 class WindowAndTopK(NamedTuple):
@@ -22,107 +30,137 @@ class WindowAndTopK(NamedTuple):
 
     output: Tensor
     """[B, H, T, D] in q's dtype."""
-    window_lse: Tensor
+    window_logsumexp: Tensor
     """[B, H, T, M] float32, without gradient."""
-    chosen_lse: Tensor
+    selected_logsumexp: Tensor
     """[B, H, T] float32, without gradient."""
 
 
-@torch.library.custom_op("varifocal::window_and_top_k", mutates_args=(), device_types="cpu")
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: Tensor,
-    position: Tensor,
-    start: Tensor,
-    weights: Tensor,
-    width: Tensor | None,
-    chosen: Tensor,
-    chosen_weights: Tensor,
-    window: Sequence[int],
-    prefix: Sequence[int],
-    limit: Sequence[int],
-    edge: Sequence[float],
-    skip_closed: bool,
-    block: int,
-    include_self: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output and both lse; for the backward norm, the branches' outputs and (for blocks) the top-k's, or [0]."""
-    tensors = (q, k, v, scale, position, start, weights, width, chosen, chosen_weights)
-    windows, choice = _inputs(tensors, (window, prefix, limit, edge, skip_closed, block, include_self))
-    out, window_lse, norm, branch_out = mixture_forward(*windows, save)
-    chosen_out, chosen_lse = selected_forward(*choice)
-    out += chosen_out
-    # Over single keys the backward finds the pull along the top-k's output by itself.
-    kept = chosen_out if save and block else chosen_out.new_empty(0)
-    return out, window_lse, chosen_lse, norm, branch_out, kept
+class WindowAndTopKInputs(NamedTuple):
+    """The inputs of both parts, which share q, k, v, scale, position and start."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: Tensor
+    position: Tensor
+    start: Tensor
+    weights: Tensor
+    width: Tensor | None
+    selected: Tensor
+    selected_weights: Tensor
+    window: Tensor
+    prefix: Tensor
+    limit: Sequence[int]
+    edge: Sequence[float]
+    skip_closed: bool
+    block: int
+    include_self: bool
+    save: bool
+
+    def windows(self) -> MixtureInputs:
+        """Those of the mixture."""
+        return MixtureInputs(
+            q=self.q, k=self.k, v=self.v, scale=self.scale, position=self.position, start=self.start,
+            weights=self.weights, width=self.width, window=self.window, prefix=self.prefix,
+            limit=self.limit, edge=self.edge, skip_closed=self.skip_closed, save=self.save,
+        )  # fmt: skip
+
+    def selection(self) -> SelectedInputs:
+        """Those of attention over selected keys."""
+        return SelectedInputs(
+            q=self.q, k=self.k, v=self.v, scale=self.scale, position=self.position, start=self.start,
+            selected=self.selected, weights=self.selected_weights, block=self.block, include_self=self.include_self,
+        )  # fmt: skip
 
 
-@_forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q, block, save = arguments[0], arguments[15], arguments[17]
-    windows, choice = _inputs(arguments[:10], arguments[10:17])
-    out, window_lse, norm, branch_out = mixture_forward(*windows, save)
-    chosen_out, chosen_lse = selected_forward(*choice)
-    return out, window_lse, chosen_lse, norm, branch_out, chosen_out if save and block else q.new_empty(0)
+class WindowAndTopKOutputs(NamedTuple):
+    """The outputs of the forward; the last three, for the backward, are [0] unless `save`."""
+
+    out: Tensor
+    window_logsumexp: Tensor
+    selected_logsumexp: Tensor
+    norm: Tensor
+    branch_out: Tensor
+    selected_out: Tensor
+    """[0] over single keys too: there the backward finds the delta of the top-k's output by itself."""
 
 
-def _inputs(tensors: Sequence[Any], plain: Sequence[Any]) -> tuple[MixtureInputs, SelectedInputs]:
-    """The inputs of both parts from those of the operator, in its order."""
-    *shared, weights, width, chosen, chosen_weights = tensors
-    *windows, block, include_self = plain
-    mixed: tuple[Any, ...] = (*shared, weights, width, *windows)
-    selected: tuple[Any, ...] = (*shared, chosen, chosen_weights, block, include_self)
-    return MixtureInputs(*mixed), SelectedInputs(*selected)
+def _forward(given: WindowAndTopKInputs) -> WindowAndTopKOutputs:
+    windows, selection = mixture_forward(given.windows()), selected_forward(given.selection())
+    kept = selection.output if given.save and given.block else selection.output.new_empty(0)
+    return WindowAndTopKOutputs(
+        out=windows.out.add_(selection.output),
+        window_logsumexp=windows.logsumexp,
+        selected_logsumexp=selection.logsumexp,
+        norm=windows.norm,
+        branch_out=windows.branch_out,
+        selected_out=kept,
+    )
 
 
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *ctx.plain, ctx.save = inputs[10:]
-    ctx.save_for_backward(*inputs[:10], *output)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+_operator = Operator("window_and_top_k", WindowAndTopKInputs, WindowAndTopKOutputs, _forward, fake=_forward)
 
 
-def _backward(ctx, grad_out, *_):  # type: ignore[no-untyped-def]
-    if not ctx.save:
+def _backward(ctx: Context[WindowAndTopKInputs, WindowAndTopKOutputs], grads: WindowAndTopKOutputs) -> Gradients:
+    inputs, outputs = ctx.saved()
+    if not inputs.save:
         raise RuntimeError("varifocal::window_and_top_k was called with save=False and cannot be differentiated")
-    if grad_out is None:
-        return (None,) * 18
-    *tensors, out, window_lse, chosen_lse, norm, branch_out, chosen_out = ctx.saved_tensors
-    windows, choice = _inputs(tensors, ctx.plain)
-    assert choice.weights is not None
-    q, position, start = windows.q, windows.position, windows.start
-    pulls = [pull_along(grad_out, one, position, start) for one in branch_out]
-    whole = pull_along(grad_out, out, position, start)
-    pull = pull_along(grad_out, chosen_out, position, start) if choice.block else None
+    grad_out, q, position, start = grads.out, inputs.q, inputs.position, inputs.start
+    deltas = [delta_of(grad_out, one, position, start) for one in outputs.branch_out]
+    whole = delta_of(grad_out, outputs.out, position, start)
+    delta = delta_of(grad_out, outputs.selected_out, position, start) if inputs.block else None
+    window_logsumexp, selected_logsumexp, norm = outputs.window_logsumexp, outputs.selected_logsumexp, outputs.norm
     # The outputs have served: without them the gradients find room where they stood.
-    del out, branch_out, chosen_out
-    release(ctx)
-    dq, dk, dv, dweight = selected_backward(grad_out, pull, None, chosen_lse, *choice)
-    pulls.append(whole - (choice.weights * dweight if pull is None else pull))
-    dweights, dwidth = mixture_backward(
-        dq, dk, dv, True, grad_out, torch.stack(pulls, dim=-1), None, window_lse, norm, *windows
+    del outputs
+    ctx.release()
+    selection = selected_backward(SelectedBackwardInputs(grad_out, delta, None, selected_logsumexp, inputs.selection()))
+    deltas.append(whole - (inputs.selected_weights * selection.weights if delta is None else delta))
+    windows = mixture_backward(
+        MixtureBackwardInputs(
+            grad_q=selection.q,
+            grad_k=selection.k,
+            grad_v=selection.v,
+            accumulate=True,
+            grad_out=grad_out,
+            delta=torch.stack(deltas, dim=-1),
+            grad_logsumexp=None,
+            logsumexp=window_logsumexp,
+            norm=norm,
+            forward=inputs.windows(),
+        )
     )
-    dscale = scale_gradient(dq, q, windows.scale, position, start) if ctx.needs_input_grad[3] else None
-    return (
-        *(dq.to(q.dtype), dk, dv, dscale, None, None, dweights),
-        *(None if windows.width is None else dwidth, None, dweight),
-        *(None,) * 8,
-    )
+    dscale = scale_gradient(selection.q, q, inputs.scale, position, start) if ctx.wants("scale") else None
+    return {
+        "q": selection.q.to(q.dtype),
+        "k": selection.k,
+        "v": selection.v,
+        "scale": dscale,
+        "weights": windows.weights,
+        "width": None if inputs.width is None else windows.width,
+        "selected_weights": selection.weights,
+    }
 
 
-_forward.register_autograd(_backward, setup_context=_setup_context)
-_forward.register_autocast("cpu", torch.float32)
+_operator.differentiate(
+    _backward, without=("window_logsumexp", "selected_logsumexp", "norm", "branch_out", "selected_out")
+)
+_operator.autocast_to_float32()
 
 
-def window_and_top_k(windows: MixtureInputs, choice: SelectedInputs) -> WindowAndTopK:
+def window_and_top_k(windows: MixtureInputs, selection: SelectedInputs) -> WindowAndTopK:
     """The sum of a mixture and of attention over selected keys; both share q, k, v, scale, position and start.
 
-    Both have weights. Differentiable in q, k, v, scale, weights and widths, not in the log-sum-exps.
+    Both have weights, and plain scores. Differentiable in q, k, v, scale, weights and widths, not in the log-sum-exps.
     """
-    tensors = (*windows[:8], choice.chosen, choice.weights)
-    plain = (*windows[8:], choice.block, choice.include_self)
-    output, window_lse, chosen_lse, *_ = _forward(*tensors, *plain, needs_backward(*tensors))
-    return WindowAndTopK(output, window_lse, chosen_lse)
+    assert windows.score == DOT, "a top-k rates keys by their dot products alone"
+    assert windows.weights is not None
+    assert selection.weights is not None
+    inputs = WindowAndTopKInputs(
+        q=windows.q, k=windows.k, v=windows.v, scale=windows.scale, position=windows.position, start=windows.start,
+        weights=windows.weights, width=windows.width, selected=selection.selected, selected_weights=selection.weights,
+        window=windows.window, prefix=windows.prefix, limit=windows.limit, edge=windows.edge,
+        skip_closed=windows.skip_closed, block=selection.block, include_self=selection.include_self, save=False,
+    )  # fmt: skip
+    made = _operator(inputs._replace(save=needs_backward(*(x for x in inputs if isinstance(x, Tensor)))))
+    return WindowAndTopK(made.out, made.window_logsumexp, made.selected_logsumexp)

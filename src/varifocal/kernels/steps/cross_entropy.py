@@ -1,19 +1,10 @@
 """The cross entropy of rows of logits, and their softmax but for a factor, in two passes over memory."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
-from varifocal.kernels.native import library
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("rows", "classes")],
-        ("threads", ctypes.c_int32),
-        *[(name, ctypes.c_void_p) for name in ("logits", "labels", "losses", "shares")],
-    ]
+from varifocal.kernels.native import abi, library
+from varifocal.kernels.native.arguments import pointer
 
 
 def cross_entropy_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,14 +13,14 @@ def cross_entropy_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     Contiguous float32 logits [N, V] become e = exp(logits - the row's largest); their softmax is share * e.
     """
     labels, losses, shares = labels.contiguous(), logits.new_empty(len(logits)), logits.new_empty(len(logits))
-    call = _Call(
+    call = abi.CrossEntropy(
         rows=logits.shape[0],
         classes=logits.shape[1],
         threads=torch.get_num_threads(),
-        logits=logits.data_ptr(),
-        labels=labels.data_ptr(),
-        losses=losses.data_ptr(),
-        shares=shares.data_ptr(),
+        logits=pointer(logits),
+        labels=pointer(labels),
+        losses=pointer(losses),
+        shares=pointer(shares),
     )
-    library.check(library.library().vf_cross_entropy_of_rows(library.target(), ctypes.byref(call)), "cross_entropy_")
+    library.call("cross_entropy_of_rows", call)
     return losses, shares

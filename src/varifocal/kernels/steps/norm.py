@@ -7,28 +7,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from varifocal.kernels.native import library
+from varifocal.kernels.native import abi, library
 from varifocal.kernels.native.arguments import pointer
 
 PARTS = 64
 """Rows in which the weight's gradient is summed up, whatever the number of threads."""
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("tokens", "heads", "width", "angles")],
-        ("threads", ctypes.c_int32),
-        ("epsilon", ctypes.c_float),
-        *[(name, ctypes.c_void_p) for name in ("x", "weight", "cosines", "sines", "out", "inverse")],
-    ]
-
-
-class _GradCall(ctypes.Structure):
-    _fields_ = [
-        ("forward", _Call),
-        ("parts", ctypes.c_int64),
-        *[(name, ctypes.c_void_p) for name in ("grad_out", "grad_x", "grad_weight")],
-    ]
 
 
 def norm(
@@ -59,8 +42,8 @@ class _Norm(torch.autograd.Function):
             cosines, sines = cosines.contiguous(), sines.contiguous()
         out, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1])
         call = _call(out, inverse, weight, epsilon, cosines, sines)
-        call.x = x.data_ptr()
-        library.check(library.library().vf_norm_forward(library.target(), ctypes.byref(call)), "norm")
+        call.x = pointer(x)
+        library.call("norm_forward", call)
         ctx.epsilon = epsilon
         if any(ctx.needs_input_grad):
             ctx.restores = bool(library.library().vf_norm_restorable(ctypes.byref(call)))
@@ -75,31 +58,31 @@ class _Norm(torch.autograd.Function):
         grad_weight = weight.new_empty(PARTS, len(weight))
         forward = _call(kept, inverse, weight, ctx.epsilon, cosines, sines)
         if not ctx.restores:
-            forward.x = kept.data_ptr()
-        call = _GradCall(
+            forward.x = pointer(kept)
+        call = abi.NormGrad(
             forward=forward,
             parts=PARTS,
-            grad_out=grad_out.data_ptr(),
-            grad_x=grad_x.data_ptr(),
-            grad_weight=grad_weight.data_ptr(),
+            grad_out=pointer(grad_out),
+            grad_x=pointer(grad_x),
+            grad_weight=pointer(grad_weight),
         )
-        library.check(library.library().vf_norm_backward(library.target(), ctypes.byref(call)), "norm's backward")
+        library.call("norm_backward", call)
         return grad_x, grad_weight.sum(dim=0), None, None, None
 
 
 def _call(
     out: Tensor, inverse: Tensor, weight: Tensor, epsilon: float, cosines: Tensor | None, sines: Tensor | None
-) -> _Call:
-    return _Call(
+) -> abi.Norm:
+    return abi.Norm(
         tokens=out.shape[0] * out.shape[1],
         heads=out.shape[2] if out.dim() == 4 else 1,
         width=out.shape[-1],
         angles=0 if cosines is None else cosines.shape[0] * cosines.shape[1],
         threads=torch.get_num_threads(),
         epsilon=epsilon,
-        weight=weight.data_ptr(),
+        weight=pointer(weight),
         cosines=pointer(cosines),
         sines=pointer(sines),
-        out=out.data_ptr(),
-        inverse=inverse.data_ptr(),
+        out=pointer(out),
+        inverse=pointer(inverse),
     )

@@ -1,25 +1,13 @@
 """SwiGLU's activation in one pass."""
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from varifocal.kernels.native import library
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        ("elements", ctypes.c_int64),
-        ("threads", ctypes.c_int32),
-        *[(name, ctypes.c_void_p) for name in ("gate", "up", "out")],
-    ]
-
-
-class _GradCall(ctypes.Structure):
-    _fields_ = [("forward", _Call), *[(name, ctypes.c_void_p) for name in ("grad_out", "grad_gate", "grad_up")]]
+from varifocal.kernels.native import abi, library
+from varifocal.kernels.native.arguments import pointer
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -35,8 +23,8 @@ class _Swiglu(torch.autograd.Function):
         ctx.save_for_backward(gate, up)
         out = torch.empty_like(gate)
         call = _call(gate, up)
-        call.out = out.data_ptr()
-        library.check(library.library().vf_swiglu_forward(library.target(), ctypes.byref(call)), "swiglu")
+        call.out = pointer(out)
+        library.call("swiglu_forward", call)
         return out
 
     @staticmethod
@@ -44,15 +32,15 @@ class _Swiglu(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         grad_out, grad_gate, grad_up = grad_out.contiguous(), torch.empty_like(gate), torch.empty_like(up)
-        call = _GradCall(
+        call = abi.SwigluGrad(
             forward=_call(gate, up),
-            grad_out=grad_out.data_ptr(),
-            grad_gate=grad_gate.data_ptr(),
-            grad_up=grad_up.data_ptr(),
+            grad_out=pointer(grad_out),
+            grad_gate=pointer(grad_gate),
+            grad_up=pointer(grad_up),
         )
-        library.check(library.library().vf_swiglu_backward(library.target(), ctypes.byref(call)), "swiglu's backward")
+        library.call("swiglu_backward", call)
         return grad_gate, grad_up
 
 
-def _call(gate: Tensor, up: Tensor) -> _Call:
-    return _Call(elements=gate.numel(), threads=torch.get_num_threads(), gate=gate.data_ptr(), up=up.data_ptr())
+def _call(gate: Tensor, up: Tensor) -> abi.Swiglu:
+    return abi.Swiglu(elements=gate.numel(), threads=torch.get_num_threads(), gate=pointer(gate), up=pointer(up))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from varifocal.report.comparison_tables import p_text
 from varifocal.report.page.sources import RunFiles
-from varifocal.statistics.comparison import ArmResult, Comparison
+from varifocal.report.table import p_text
+from varifocal.results.comparison import ArmResult
+from varifocal.statistics.comparison import Comparison
 
 SURE = 0.05
 """A claim needs a p-value below it after Holm's correction, and an interval that leaves out 0."""
@@ -90,13 +91,11 @@ def answer_of_run(run: RunFiles) -> Answer:
     if run.summary is None:
         reached = f"; the last validation loss is {run.curve[-1][1]:.4f} nats a token" if run.curve else ""
         return Answer(question, f"Not finished: step {run.step}{reached}.", ())
-    loss, steps, tokens = (run.summary.get(name) for name in ("validation_loss", "steps", "tokens"))
-    if not isinstance(loss, int | float) or not isinstance(tokens, int):
-        return Answer(question, "Not known: its summary.json lacks the loss or the tokens.", ())
+    done = run.summary
     return Answer(
         question,
-        f"Validation loss {loss:.4f} nats a token after {steps} steps.",
-        (f"{tokens:,} tokens of training. One run has no spread: set it beside others with 'varifocal compare'.",),
+        f"Validation loss {done.validation_loss:.4f} nats a token after {done.steps} steps.",
+        (f"{done.tokens:,} tokens of training. One run has no spread: set it beside others with 'varifocal compare'.",),
     )
 
 

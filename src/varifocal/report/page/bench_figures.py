@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from varifocal.report.attention_bench import AttentionBench
 from varifocal.report.page.drawing import INK, canvas, finished, legend, line_style, plain_numbers
 from varifocal.report.page.figure import Cell, Figure
+from varifocal.results.attention_bench import AttentionBench
 
 PASSES = {"training": "forward and backward", "forward": "forward", "decode": "one token against a cache"}
 
 
 def bench_figures(bench: AttentionBench, kind: str = "training") -> list[Figure]:
     """Speed relative to the baseline, and peak memory, both against n."""
-    command = str(bench.content.get("environment", {}).get("command", ""))
     names = [name for name in bench.names(kind) if not name.startswith(("peer", "reference"))]
-    figures = [bench_figure(bench, kind, names, "speedup", command)]
-    if any(row["peak_bytes"] for row in bench.content["rows"] if row["pass"] == kind):
-        figures.append(bench_figure(bench, kind, names, "peak_bytes", command))
+    figures = [bench_figure(bench, kind, names, speed=True)]
+    if any(row.peak_bytes for row in bench.of(kind)):
+        figures.append(bench_figure(bench, kind, names, speed=False))
     return figures
 
 
-def bench_figure(bench: AttentionBench, kind: str, names: list[str], what: str, command: str) -> Figure:
+def bench_figure(bench: AttentionBench, kind: str, names: list[str], *, speed: bool) -> Figure:
     """One of the two, a line for each contender."""
-    speed = what == "speedup"
     rows: list[list[Cell]] = []
     told = []
     with canvas(6.4, 4.4) as (figure, axes):
         for number, name in enumerate(names):
             points = [
-                (length, row[what] if speed else row[what] / 1e6)
+                (row.length, row.speedup if speed else (row.peak_bytes or 0) / 1e6)
                 for length in bench.lengths(kind)
-                if (row := bench.row(name, kind, length)) and row[what]
+                if (row := bench.row(name, kind, length)) and (speed or row.peak_bytes)
             ]
             if not points:
                 continue
@@ -52,5 +50,5 @@ def bench_figure(bench: AttentionBench, kind: str, names: list[str], what: str, 
         words=f"At the longest text that each was measured on: {'; '.join(told)}.",
         header=("contender", "tokens", "speed" if speed else "peak_megabytes"),
         rows=rows,
-        command=command,
+        command=bench.environment.command,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -124,7 +124,9 @@ def few_ticks(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator(5))
 
 
-def heat_map(figure: Any, axes: Any, values: list[list[float | None]], *, least: float, most: float, form: str) -> None:
+def heat_map(
+    figure: Any, axes: Any, values: Sequence[Sequence[float | None]], *, least: float, most: float, form: str
+) -> None:
     """Layers downwards, heads to the right, with the numbers in the cells where there is room."""
     import numpy
 

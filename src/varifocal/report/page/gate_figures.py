@@ -1,4 +1,4 @@
-"""What gates, widths and choices do while a model trains, from the traces of its runs."""
+"""What gates, widths and selections do while a model trains, from the traces of its runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OVER_TRAINING = {
     "gate_saturated": ("Saturated gates over training", "share below 0.05 or above 0.95"),
     "gate_gradient": ("Gradient of the gates over training", "norm of the gradient"),
     "width_mean": ("Width of the windows over training", "keys"),
-    "distance_mean": ("Distance of chosen keys over training", "tokens"),
+    "distance_mean": ("Distance of selected keys over training", "tokens"),
 }
 """Title and axis of each trace that is shown by layer."""
 

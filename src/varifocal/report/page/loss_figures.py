@@ -13,7 +13,7 @@ from varifocal.statistics.comparison import Comparison
 
 def comparison_figures(comparison: Comparison) -> list[Figure]:
     """The figures of a comparison's losses."""
-    command = str(comparison.content.get("environment", {}).get("command", ""))
+    command = comparison.command
     names = [result.name for result in comparison.results]
     curves = {name: loss_curve(comparison, name) for name in names}
     figures = []

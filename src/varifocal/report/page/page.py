@@ -11,17 +11,16 @@ from typing import TypeVar
 
 from varifocal.report.analysis import (
     KIND_LEGEND,
-    QUANTITY_NAMES,
-    Analysis,
     capital,
     findings,
     gain_sentence,
     kind_table,
+    quantity_name,
     selection_table,
 )
-from varifocal.report.attention_bench import AttentionBench, memory_table, speedup_table
+from varifocal.report.attention_bench import memory_table, speedup_table
 from varifocal.report.comparison_tables import (
-    Table,
+    RECALL_LEGEND,
     cost_legend,
     cost_table,
     legend,
@@ -40,6 +39,9 @@ from varifocal.report.page.figure import Figure
 from varifocal.report.page.gate_figures import gate_figures
 from varifocal.report.page.loss_figures import comparison_figures, run_figure
 from varifocal.report.page.sources import RunFiles, Source
+from varifocal.report.table import Table
+from varifocal.results.analysis import Analysis
+from varifocal.results.attention_bench import AttentionBench
 from varifocal.statistics.comparison import Comparison
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -164,7 +166,7 @@ def add_comparison(section: Section, comparison: Comparison) -> None:
         ]
         section.parts.append(Part("Beside the papers", tables=tuple(tables)))
     if (recall := recall_table(comparison)) is not None:
-        below = f"{line} The share of questions answered rightly, test split."
+        below = f"{line} {RECALL_LEGEND}"
         section.parts.append(Part("Recall by distance", tables=(ShownTable("Right answers", recall, below),)))
     cost = ShownTable("Cost of training", cost_table(comparison), f"{line} {cost_legend(comparison)}")
     section.parts.append(Part("Cost", tables=(cost,)))
@@ -173,15 +175,13 @@ def add_comparison(section: Section, comparison: Comparison) -> None:
 def add_gates(section: Section, source: Source) -> None:
     """What the gates of every arm that has any did while it trained."""
     parts: list[Part] = []
-    command = None
-    if source.comparison is not None:
-        command = str(source.comparison.content.get("environment", {}).get("command", ""))
+    command = None if source.comparison is None else source.comparison.command
     for arm, runs in source.runs.items():
         figures = guarded(section, f"the gates of {arm}", partial(gate_figures, arm, runs, command))
         if figures:
             parts.append(Part(f"Gates of {arm} over training", figures=tuple(figures), folded=len(parts) > 1))
     if not parts:
-        section.notes.append("There are no gates to show: no run here left traces of gates, widths or choices.")
+        section.notes.append("There are no gates to show: no run here left traces of gates, widths or selections.")
     section.parts += parts
 
 
@@ -189,9 +189,9 @@ def add_analyses(section: Section, source: Source) -> None:
     """What `varifocal analyze` found in the models of the runs."""
     parts: list[Part] = []
     for run in source.every_run():
-        for analysis in run.analyses:
+        for file, analysis in run.analyses.items():
             make = partial(analysis_part, run, analysis, folded=len(parts) > 1)
-            if (part := guarded(section, str(analysis.path), make)) is not None:
+            if (part := guarded(section, str(file), make)) is not None:
                 parts.append(part)
     if not parts:
         section.notes.append(
@@ -203,7 +203,7 @@ def add_analyses(section: Section, source: Source) -> None:
 def analysis_part(run: RunFiles, analysis: Analysis, *, folded: bool) -> Part:
     """The sentences, tables and figures of one analysis."""
     tables = [
-        ShownTable(f"{capital(QUANTITY_NAMES[name])}, by kind of token", kind_table(quantity["by_kind"]), KIND_LEGEND)
+        ShownTable(f"{capital(quantity_name(name))}, by kind of token", kind_table(quantity.by_kind), KIND_LEGEND)
         for name, quantity in analysis.quantities.items()
     ]
     return Part(
@@ -218,25 +218,15 @@ def analysis_part(run: RunFiles, analysis: Analysis, *, folded: bool) -> Part:
 def bench_section(bench: AttentionBench) -> Section:
     """Speed and memory against the length."""
     section = Section("Speed and memory against the length of the text", None)
-    try:
-        sizes = bench.content["workload"]
-        section.setting = (
-            f"{sizes['heads']} heads of {sizes['head_width']} with {sizes['kv_heads']} key heads, "
-            f"{str(sizes['dtype']).removeprefix('torch.')}, {bench.content['environment']['threads']} threads of "
-            f"{bench.content['environment']['processor']}"
-        )
-        for kind in (one for one in PASSES if one in bench.passes()):
-            tables = [ShownTable(f"Speed relative to {bench.baseline}, {PASSES[kind]}", speedup_table(bench, kind))]
-            if any(row["peak_bytes"] for row in bench.content["rows"] if row["pass"] == kind):
-                tables.append(ShownTable(f"Peak additional memory in MB, {PASSES[kind]}", memory_table(bench, kind)))
-            figures = tuple(bench_figures(bench, kind)) if kind == "training" else ()
-            name, folded = PASSES[kind].capitalize(), kind != "training"
-            section.parts.append(Part(name, tables=tuple(tables), figures=figures, folded=folded))
-    except UNFIT as error:
-        raise ValueError(
-            f"the benchmark's file has parts missing or of another kind ({type(error).__name__}: {error}); "
-            "make it again"
-        ) from error
+    shared = bench.environment
+    section.setting = f"{bench.workload.words}, {shared.threads} threads of {shared.processor}"
+    for kind in (one for one in PASSES if one in bench.passes()):
+        tables = [ShownTable(f"Speed relative to {bench.baseline}, {PASSES[kind]}", speedup_table(bench, kind))]
+        if any(row.peak_bytes for row in bench.of(kind)):
+            tables.append(ShownTable(f"Peak additional memory in MB, {PASSES[kind]}", memory_table(bench, kind)))
+        figures = tuple(bench_figures(bench, kind)) if kind == "training" else ()
+        name, folded = PASSES[kind].capitalize(), kind != "training"
+        section.parts.append(Part(name, tables=tuple(tables), figures=figures, folded=folded))
     return section
 
 
@@ -252,7 +242,7 @@ def guarded(section: Section, what: str, make: Callable[[], Made]) -> Made | Non
 def limits(sources: Sequence[Source], bench: AttentionBench | None) -> Iterator[str]:
     """What the numbers of this page do not show."""
     comparisons = [source.comparison for source in sources if source.comparison is not None]
-    if any(len(comparison.content["seeds"]) == 1 for comparison in comparisons):
+    if any(len(comparison.record.seeds) == 1 for comparison in comparisons):
         yield "With one seed there is no interval, and no difference in loss can be told from chance."
     if comparisons:
         yield (

@@ -1,0 +1,46 @@
+"""Analyze a model of any kind and keep what was found, in the run that it belongs to or in a file of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from varifocal.analysis.analyze import AnalysisPlan, analyze
+from varifocal.data import PreparedData
+from varifocal.results.analysis import Analysis
+from varifocal.results.files import require_folder
+from varifocal.results.run import CONFIG, MODEL
+from varifocal.training.opening import open_model_for
+
+FOLDER = "analysis"
+
+
+def analyze_model(
+    source: str,
+    data: PreparedData,
+    plan: AnalysisPlan,
+    *,
+    out: Path | None = None,
+    on_row: Callable[[int, int], None] | None = None,
+) -> tuple[Analysis, Path | None]:
+    """What was found, and the file that holds it: `out`, or by default analysis/SPLIT.json of the model's run.
+
+    The file is None for a model that lies in no run if none is given.
+    """
+    file = default_file(source, plan.split) if out is None else out
+    if file is not None:
+        require_folder(file.parent if file.parent.name == FOLDER else file)
+    found = replace(analyze(open_model_for(source, data), data, plan, on_row=on_row), model=source)
+    if file is not None:
+        file.parent.mkdir(exist_ok=True)
+        found.write(file)
+    return found, file
+
+
+def default_file(model: str, split: str) -> Path | None:
+    """analysis/SPLIT.json of the run that the model is of; None if it is of none."""
+    for run in (Path(model), Path(model).parent):
+        if (run / CONFIG).is_file() and (run / MODEL).is_dir():
+            return run / FOLDER / f"{split}.json"
+    return None

@@ -1,0 +1,59 @@
+"""Options that several verbs share, and how they are read."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)]
+Plot = Annotated[Path | None, typer.Option(help="Draw it to this file, .png or .svg.", dir_okay=False)]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")]
+Memory = Annotated[bool, typer.Option(help="Measure peak memory too, each in a process of its own.")]
+TextLengths = Annotated[str, typer.Option(help="Lengths of the text, separated by commas.")]
+Preset = Annotated[str, typer.Option(help="A preset; `varifocal info --preset NAME` shows its sizes.")]
+
+
+def use_threads(threads: int | None) -> None:
+    """Compute with so many threads; None leaves it to torch."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def require_plots(plot: Path | None) -> None:
+    """ValueError if a picture is asked for and cannot be drawn."""
+    if plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib; install it with: pip install 'varifocal[plots]'")
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0, separated by commas."""
+    lengths = tuple(sorted(set(parse_numbers(text, what="lengths"))))
+    if lengths[0] < 1:
+        raise ValueError(f"lengths must be at least 1, got {text!r}")
+    return lengths
+
+
+def parse_numbers(text: str, *, what: str) -> tuple[int, ...]:
+    """Whole numbers, separated by commas."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{what} must be whole numbers separated by commas, got {text!r}") from error
+
+
+def parse_count(text: str) -> float:
+    """A number such as 250000, 3.3B, 500M or 1e9."""
+    units = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+    digits, unit = (text[:-1], units[text[-1].lower()]) if text[-1:].lower() in units else (text, 1.0)
+    try:
+        count = float(digits.replace("_", "")) * unit
+    except ValueError as error:
+        raise ValueError(f"expected a number such as 500M, 10B or 250000, got {text!r}") from error
+    if not 0 < count < float("inf"):
+        raise ValueError(f"expected a finite number above 0, got {text!r}")
+    return count

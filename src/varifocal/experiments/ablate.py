@@ -1,0 +1,28 @@
+"""Take mechanisms apart: a comparison whose arms are ablations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from varifocal.experiments.ablations import ablation_arms, sizes_of
+from varifocal.experiments.comparison_plan import Arm, ComparisonPlan, load_plan
+from varifocal.training.config import TrainingConfig
+
+
+def load_ablation_plan(
+    path: Path, names: Sequence[str] = (), overrides: Sequence[str] = (), *, seeds: tuple[int, ...] | None = None
+) -> ComparisonPlan:
+    """The plan in a TOML file with ablations in place of its mechanisms; all of them if none is named.
+
+    Args:
+        path: the file.
+        names: of ablations, or of mechanisms for all of their own.
+        overrides: settings of the base.
+        seeds: in place of the file's.
+    """
+
+    def arms(base: TrainingConfig) -> Iterable[Arm]:
+        return ablation_arms(names, sizes_of(base))
+
+    return load_plan(path, overrides, arms=arms, seeds=seeds)

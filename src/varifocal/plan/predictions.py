@@ -1,0 +1,82 @@
+"""What a training will take with each of several mechanisms, as a result that can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+
+from varifocal.model.presets import preset as preset_config
+from varifocal.plan.hardware import find_precision
+from varifocal.plan.plan import Prediction, Training, find_variants, predict
+from varifocal.results.hardware import Assumptions, Hardware
+from varifocal.results.prediction import PlanPrediction, PredictionRecord, TrainingSizes
+
+
+def predict_all(
+    preset: str,
+    hardware: Hardware,
+    *,
+    names: Sequence[str] | None = None,
+    tokens: float = 1e10,
+    context: int | None = None,
+    batch: int = 512,
+    devices: int = 1,
+    micro_batch: int | None = None,
+    precision: str = "bfloat16",
+    checkpointing: bool = False,
+    price: float | None = None,
+) -> PlanPrediction:
+    """What a training of a preset takes with each mechanism.
+
+    Args:
+        preset: the sizes of the model.
+        hardware: one of the devices; on a measured one, mechanisms that were not measured are left out.
+        names: of mechanisms; None for all.
+        tokens: to train on.
+        context: tokens of a row; None for the preset's.
+        batch: rows of an optimizer step, over all devices.
+        devices: how many, data parallel.
+        micro_batch: rows that a device computes at once; None for the most that fits.
+        precision: of the products.
+        checkpointing: keep a layer's input only, and compute the rest twice.
+        price: dollars an hour of one device; None for the table's.
+    """
+    given = Assumptions()
+    length = {} if context is None else {"max_position_embeddings": context}
+    found: dict[str, Prediction] = {}
+    for name, (stem, options) in find_variants(names).items():
+        if names is None and hardware.measured and name not in hardware.attention:
+            continue
+        config = preset_config(preset, mechanism=stem, mechanism_options=options, **length)
+        training = Training(
+            config=config,
+            tokens=tokens,
+            length=config.max_position_embeddings,
+            batch=batch,
+            devices=devices,
+            micro_batch=micro_batch,
+            precision=find_precision(precision),
+            checkpointing=checkpointing,
+        )
+        found[name] = predict(training, hardware, given, price=price)
+    if not found:
+        raise ValueError(f"{hardware.name} was not measured with {', '.join(names or ())}; name another mechanism")
+    return PlanPrediction(
+        training=sizes_of(training),
+        hardware=hardware,
+        assumptions=given,
+        predictions={name: record_of(one) for name, one in found.items()},
+    )
+
+
+def sizes_of(training: Training) -> TrainingSizes:
+    """The training but for its model."""
+    wanted = {one.name: getattr(training, one.name) for one in fields(training) if one.name != "config"}
+    return TrainingSizes(**wanted)
+
+
+def record_of(found: Prediction) -> PredictionRecord:
+    """A prediction with what follows from its parts."""
+    return PredictionRecord(
+        **(asdict(found) | {"peak": found.peak, "fits": found.fits, "step_seconds": found.step_seconds})
+    )

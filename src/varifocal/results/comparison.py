@@ -1,0 +1,167 @@
+"""The files of a comparison's folder: its plan, the test of each run, and what all of it came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from varifocal.results.environment import Environment
+from varifocal.results.estimates import Difference, Estimate
+from varifocal.results.files import FileRecord
+from varifocal.results.record import Record, maybe
+
+CELLS = "cells"
+"""The folder with a run directory for each cell."""
+
+
+def cell_name(arm: str, seed: int) -> str:
+    """The name of a cell's run directory."""
+    return f"{arm}-seed{seed}"
+
+
+def cell_folder(folder: Path, name: str) -> Path:
+    """The run directory of a cell."""
+    return folder / CELLS / name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmRecord(Record):
+    """One row of the tables: a mechanism with its options."""
+
+    name: str
+    mechanism: str | tuple[str, ...]
+    options: Any = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    reference: str | None = None
+    """The arm of which this one is an ablation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRecord(FileRecord):
+    """plan.json: what is compared. Every arm runs with every seed."""
+
+    filename: ClassVar[str] = "plan.json"
+    what: ClassVar[str] = "the plan of a comparison"
+
+    title: str
+    base: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The training config that all cells share."""
+    arms: tuple[ArmRecord, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    test_tokens: int | None = None
+    data: str
+    workers: int
+    environment: Environment = field(default_factory=Environment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall(Record):
+    """The questions of a probe at one distance."""
+
+    distance: int | None = maybe()
+    questions: int | None = maybe()
+    right: int | None = maybe()
+    accuracy: float
+    """The share of right answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestRecord(FileRecord):
+    """test.json: a finished run on the test split."""
+
+    __test__ = False
+    filename: ClassVar[str] = "test.json"
+    what: ClassVar[str] = "the test of a run"
+
+    test_loss: float
+    test_bits_per_byte: float | None = maybe()
+    test_tokens: int | None = maybe()
+    recall: dict[str, Recall] | None = maybe()
+    """By distance, for a probe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRecord(Record):
+    """A finished cell: what its run says of itself, its loss on the test split, and its validation curve."""
+
+    arm: str
+    seed: int
+    parameters: int
+    steps: int
+    tokens: int
+    validation_loss: float
+    bits_per_byte: float
+    seconds: float
+    tokens_per_second: float
+    peak_bytes: int | None
+    data_fingerprint: str | None
+    test_loss: float | None = maybe()
+    test_bits_per_byte: float | None = maybe()
+    test_tokens: int | None = maybe()
+    recall: dict[str, Recall] | None = maybe()
+    curve: tuple[tuple[int, float], ...] = ()
+    """Tokens and validation loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Record):
+    """Data and budget that all cells share."""
+
+    data: str
+    workers: int
+    parameters: tuple[int, int]
+    """The fewest and the most of any cell."""
+    tokens: int
+    steps: int
+    batch: int | None
+    length: int | None
+    precision: str | None
+    preset: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmResult(Record):
+    """What one arm reached. Estimates are over seeds."""
+
+    name: str
+    reference: str | None
+    seeds: tuple[int, ...]
+    parameters: int
+    validation_loss: Estimate
+    difference: Difference | None
+    """To the baseline, in validation loss; None for the baseline itself."""
+    adjusted_p: float | None
+    """p of that difference after Holm's correction for all arms."""
+    to_reference: Difference | None
+    bits_per_byte: Estimate
+    test_loss: Estimate | None
+    test_difference: Difference | None
+    peak_bytes: Estimate | None
+    memory_ratio: float | None
+    tokens_per_second: Estimate
+    speed_ratio: float | None
+    seconds: Estimate
+    recall: dict[str, Estimate]
+    """Accuracy by distance, for a probe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRecord(FileRecord):
+    """comparison.json."""
+
+    tag: ClassVar[tuple[str, str]] = ("experiment", "comparison")
+    filename: ClassVar[str] = "comparison.json"
+    what: ClassVar[str] = "a result of 'varifocal compare'"
+    remedy: ClassVar[str] = "give its folder or its comparison.json"
+
+    title: str
+    baseline: str
+    seeds: tuple[int, ...]
+    setting: Setting
+    environment: Environment = field(default_factory=Environment)
+    arms: tuple[ArmRecord, ...]
+    cells: tuple[CellRecord, ...]
+    results: tuple[ArmResult, ...] = ()
+    """For those who read no Python; they follow from the cells."""

@@ -1,0 +1,70 @@
+"""The result of `varifocal plan`: what a training will take with each mechanism, and all it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from varifocal.results.files import FileRecord
+from varifocal.results.hardware import Assumptions, Hardware
+from varifocal.results.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSizes(Record):
+    """What is to be trained, and on how many devices."""
+
+    tokens: float
+    length: int
+    batch: int
+    """Rows of an optimizer step, over all devices."""
+    devices: int
+    micro_batch: int | None
+    """Rows that a device computes at once; None for the most that fits."""
+    precision: str
+    checkpointing: bool
+    execution: str
+    head_precision: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRecord(Record):
+    """What the cost model says of a training with one mechanism."""
+
+    parameters: int
+    flops: float
+    """Of a token's forward and backward pass."""
+    memory: dict[str, float]
+    """Bytes by part, of one device."""
+    room: float
+    """Bytes that a device has for them."""
+    micro_batch: int
+    seconds: dict[str, float]
+    """Of an optimizer step, by part; what does not overlap."""
+    tokens_per_second: float
+    hours: float
+    cost: float | None
+    """Dollars; None without a price."""
+    notes: tuple[str, ...]
+    peak: float
+    fits: bool
+    step_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPrediction(FileRecord):
+    """A result file."""
+
+    what: ClassVar[str] = "a result of 'varifocal plan'"
+    remedy: ClassVar[str] = "make one with its --json option"
+
+    training: TrainingSizes
+    hardware: Hardware
+    assumptions: Assumptions
+    predictions: dict[str, PredictionRecord]
+    """By mechanism."""
+
+    @property
+    def base(self) -> PredictionRecord:
+        """What the others are compared with: dense attention, or the first."""
+        return self.predictions.get("dense") or next(iter(self.predictions.values()))

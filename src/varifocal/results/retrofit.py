@@ -1,0 +1,64 @@
+"""The result of `varifocal retrofit`: a file to which every run adds what it measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from varifocal.results.environment import Environment
+from varifocal.results.files import FileRecord
+from varifocal.results.record import Record, maybe
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptationRecord(Record):
+    """A short training before the model was saved."""
+
+    steps: int
+    batch: int
+    rate: float
+    mechanism_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrofitRun(Record):
+    """A mechanism in a pretrained model, measured on a text."""
+
+    mechanism: str
+    asked: dict[str, Any]
+    """The options as they were given."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """All options of the mechanism."""
+    context: int = 0
+    share: float | None
+    """How much of the attention is not dense at the start; None if nothing is promised."""
+    seed: int = 0
+    text: str | None = maybe()
+    """The name of the file that was measured on."""
+    tokens: int | None = maybe()
+    source_loss: float | None = maybe()
+    """Of the model as it was, in nats a token."""
+    loss_before: float | None = maybe()
+    """With the mechanism."""
+    largest_logit_difference: float | None = maybe()
+    adaptation: AdaptationRecord | None = maybe()
+    training_text: str | None = maybe()
+    training_losses: tuple[float, ...] | None = maybe()
+    loss_after: float | None = maybe()
+    environment: Environment | None = maybe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrofitResult(FileRecord):
+    """A result file."""
+
+    tag: ClassVar[tuple[str, str]] = ("experiment", "retrofit")
+    what: ClassVar[str] = "a result of 'varifocal retrofit'"
+    remedy: ClassVar[str] = "give another name"
+
+    runs: tuple[RetrofitRun, ...]
+
+    def with_run(self, run: RetrofitRun) -> RetrofitResult:
+        """The file with one more run; an earlier one of the same mechanism and options is replaced."""
+        kept = [one for one in self.runs if (one.mechanism, one.asked) != (run.mechanism, run.asked)]
+        return RetrofitResult(runs=(*kept, run), unknown=self.unknown)

@@ -1,0 +1,60 @@
+"""Opens a model of any kind: one of ours, that of a run, or a pretrained one as it is; with its tokenizer if asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from varifocal.model.checkpoints import load_model
+from varifocal.model.config import VarifocalConfig
+from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.text import load_text_tokenizer
+from varifocal.retrofit.families import load_pretrained
+from varifocal.retrofit.sources import read_tokenizer
+
+
+def model_source(source: str | Path) -> str:
+    """The source itself; of a run's folder, the model that the run left."""
+    folder = Path(source)
+    if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
+        return str(folder / "model")
+    return str(source)
+
+
+def is_ours(source: str | Path) -> bool:
+    """Whether a source is a folder of our architecture; of a broken one, our loader says what is wrong."""
+    file = Path(source) / "config.json"
+    if not file.is_file():
+        return False
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(config, dict) or config.get("model_type") == VarifocalConfig.model_type
+
+
+def open_model(source: str | Path, *, dtype: torch.dtype | None = None) -> VarifocalForCausalLM:
+    """The model of a folder, a run, a .gguf file or the hub, in evaluation mode.
+
+    Qwen3, Qwen2 and Llama checkpoints are read as they are, with dense attention.
+
+    Args:
+        source: where it lies.
+        dtype: of a pretrained model's weights; None for the one they were saved in.
+    """
+    place = model_source(source)
+    return load_model(place) if is_ours(place) else load_pretrained(place, dtype=dtype)
+
+
+def open_with_tokenizer(source: str | Path) -> tuple[VarifocalForCausalLM, Any]:
+    """The model, and its tokenizer as transformers has it; ValueError if it comes without one."""
+    place = model_source(source)
+    if is_ours(place):
+        return load_model(place), load_text_tokenizer(place)
+    model, tokenizer = load_pretrained(place), read_tokenizer(place)
+    if tokenizer is None:
+        raise ValueError(f"{source} holds no tokenizer; put its tokenizer.json beside the weights")
+    return model, tokenizer
