@@ -11,6 +11,7 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,9 @@ from varifocal import (
     register,
 )
 from varifocal.attention.mechanisms.registry import ENTRY_POINTS, config_from_options
+from varifocal.attention.memories import RecentKeys
+from varifocal.bench.attention.workload import Workload
+from varifocal.bench.rows import rows_of_ours
 from varifocal.cli.main import app
 from varifocal.data.probe import Probe, make_probe
 from varifocal.experiments.ablations import ablation_arms, sizes_of
@@ -125,7 +129,7 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def small_model(**changes: Any) -> VarifocalForCausalLM:
+def small_model() -> VarifocalForCausalLM:
     """A small model whose parameters are all random."""
     torch.manual_seed(0)
     options = {"near": 5, "distances": 4}
@@ -196,12 +200,24 @@ def test_mechanism_that_sets_its_parameters_when_it_is_made_starts_so_in_a_model
             return Equation((Causal(),))
 
     config = VarifocalConfig(**(SIZES | {"mechanism": "halved"}))
-    values = [
-        one for name, one in VarifocalForCausalLM(config).named_parameters() if name.endswith("mechanism.norm.weight")
-    ]
-    assert values
-    assert all(bool((one == 0.5).all()) for one in values)
+    found: list[Any] = [one for one in VarifocalForCausalLM(config).modules() if isinstance(one, Halved)]
+    assert len(found) == 2
+    assert all(bool((one.norm.weight == 0.5).all()) for one in found)
     assert parameters_by_part(config)["mechanism"] == 2 * (24 + 1) * 4
+
+
+def test_weights_that_are_not_those_of_one_gate_are_not_recorded_as_a_gate() -> None:
+    @register
+    class Doubled(Mechanism[MechanismConfig]):
+        name = "doubled"
+        config_type = MechanismConfig
+
+        def equation(self, call: Call) -> Equation:
+            return Equation((Window(2), Causal()), torch.ones(*call.q.shape[:3], 2))
+
+    mechanism = Doubled(shape=HeadShape(model_width=8, heads=2, kv_heads=1, head_width=4))
+    tokens = torch.randn(1, 5, 8), torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4), torch.randn(1, 1, 5, 4)
+    assert mechanism(*tokens).records == {}
 
 
 def generate(model: VarifocalForCausalLM, prompt: Tensor, **options: Any) -> Tensor:
@@ -413,6 +429,34 @@ class Mine(varifocal.Mechanism):
     for _ in range(2):
         exec(cell, {"__name__": "notebook", "varifocal": varifocal})
     assert MECHANISMS["mine"].__module__ == "notebook"
+
+
+def test_memory_of_the_last_keys_with_notes_needs_room_for_them() -> None:
+    class Noted(RecentKeys):
+        def notes(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
+            return {"x": x[:, None]}
+
+    assert RecentKeys(4).is_plain
+    assert not Noted(4).is_plain
+
+
+def test_option_with_the_name_of_a_size_and_another_kind_is_left_alone_by_the_bench() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(MechanismConfig):
+        window: str = "wide"
+        select: str = "fast"
+        gate: str = "none"
+        heads: int = 3
+        rank: int = 1
+
+    @register
+    class Worded(Mechanism[Options]):
+        name = "worded"
+        config_type = Options
+
+    assert Workload(length=8).options("worded") == {"rank": 32}
+    assert rows_of_ours()["worded"] == ("worded", {})
+    assert config_from_options("worded", {"gate": "one"}) == Options(gate="one")
 
 
 def test_mechanism_must_say_what_its_options_are() -> None:

@@ -50,3 +50,8 @@ def has_kernel(mechanism: Mechanism[Any], device: str) -> bool:
     equation = typical_equation(mechanism.to(device), length)
     volunteers = (one for one in BACKENDS.values() if one.volunteers_on is not None and device in one.volunteers_on)
     return any(serves(one.name, equation, q, k, k) for one in volunteers)
+
+
+def is_worth_timing(mechanism: Mechanism[Any], device: str) -> bool:
+    """Whether a kernel runs a mechanism; where there are no kernels at all, the reference is what there is."""
+    return has_kernel(mechanism, device) or not has_kernel(make_mechanism("dense"), device)

@@ -98,7 +98,8 @@ class MechanismOutput:
         for member in (member for branch in self.equation.branches for member in members(branch)):
             if isinstance(member, SoftWindow):
                 found["width"] = member.width.detach()
-        if self.equation.weights is not None and len(self.equation.branches) == 2:
+        if is_two_way(self.equation.weights):
+            assert self.equation.weights is not None
             place = self.layout.query_place
             same = self.equation.all_read_everything(place)
             found["gate"] = self.equation.weights[..., 0].detach()
@@ -329,6 +330,15 @@ def typical_equation(mechanism: Mechanism[Any], length: int, *, seed: int | None
     with torch.no_grad():
         remembered = mechanism.memory().append(x, q, k, k)
         return mechanism.equation(Call(x, q, remembered, lay_out(q, k, k), "auto"))
+
+
+def is_two_way(weights: Tensor | None) -> bool:
+    """Whether weights [B, H, T, M] are those of one gate: g and 1 - g."""
+    if weights is None or weights.shape[-1] != 2:
+        return False
+    total = weights.detach().float().sum(dim=-1)
+    # Both may be rounded to bfloat16.
+    return bool(torch.allclose(total, torch.ones_like(total), rtol=0.0, atol=2**-8))
 
 
 def two_way(gate: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from varifocal.equations.branches import Indexer
 from varifocal.equations.equation import Equation
 from varifocal.equations.problem import Shortcuts
 
+SIZES = ("window", "window_max", "edge", "k_scale", "block", "hidden", "rank", "segment")
+"""The parts of a workload that mechanisms may have as options."""
 NOISE = 0.06
 """Deviation of the logits of gates and widths: they differ from token to token, and stay near their start."""
 
@@ -60,11 +62,12 @@ class Workload:
         return self.length if self.queries is None else self.queries
 
     def options(self, mechanism: str) -> dict[str, Any]:
-        """The sizes above as options of a mechanism, as far as it has them."""
+        """The sizes above as options of a mechanism, as far as it has options of these names and kinds."""
         kind = mechanism_type(mechanism)
-        given = {one.name: getattr(self, one.name) for one in fields(self)} | {"window_min": self.window}
-        own = {one.name for one in fields(kind.config_type)} & set(given)
-        return {name: given[name] for name in own} | dict(kind.bench_options)
+        given = {name: getattr(self, name) for name in SIZES} | {"window_min": self.window}
+        defaults = vars(kind.config_type())
+        own = {name: size for name, size in given.items() if type(defaults.get(name)) is type(size)}
+        return own | dict(kind.bench_options)
 
 
 class Law(NamedTuple):

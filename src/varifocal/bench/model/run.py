@@ -18,7 +18,7 @@ from varifocal.bench.model.contenders import (
     contender_names,
     share_weights,
 )
-from varifocal.bench.rows import has_kernel, row_mechanism
+from varifocal.bench.rows import is_worth_timing, row_mechanism
 from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, take_turns
 from varifocal.device import find_device
@@ -41,7 +41,7 @@ class Plan:
     lengths: tuple[int, ...] = (2048, 8192)
     batch: int = 1
     names: tuple[str, ...] | None = None
-    """Contenders beside the baselines; None for all that have kernels."""
+    """Contenders beside the baselines; None for all that kernels run."""
     layers: int | None = None
     """Fewer layers than the preset's, to try things out."""
     rounds: int = 3
@@ -58,7 +58,9 @@ class Plan:
         baselines = (BASELINE, LEAN_BASELINE)
         if self.names is None:
             kind = find_device(self.device).place.type
-            asked = [name for name in contender_names() if name in baselines or has_kernel(row_mechanism(name), kind)]
+            asked = [
+                name for name in contender_names() if name in baselines or is_worth_timing(row_mechanism(name), kind)
+            ]
         else:
             asked = [name for name in contender_names() if name in baselines or name in self.names]
         too_large = 4 * self.batch * length * vocabulary > LARGEST_LOGITS

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from varifocal import HeadShape, Mechanism, make_mechanism
-from varifocal.bench.rows import has_kernel
+from varifocal.bench.rows import is_worth_timing
 from varifocal.bench.timing import take_turns
 from varifocal.device import CPU, Device
 from varifocal.model import VarifocalForCausalLM, preset
@@ -48,7 +48,7 @@ def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
     )
     rates = {}
     for name in every_variant():
-        if not has_kernel(layer_of(name, WIDE), "cpu"):
+        if not is_worth_timing(layer_of(name, WIDE), "cpu"):
             continue
         seconds = dense[WIDE] if name == "dense" else attention_seconds(name, WIDE, clock, rounds)
         one = counted_work(name, WIDE)
