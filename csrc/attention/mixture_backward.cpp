@@ -128,37 +128,63 @@ static void clear_rows(float *rows, int count) {
     for (int i = 0; i < count * NV; i++) store(rows + i * LANES, Vec{});
 }
 
-// One tile of queries on the panels first .. end it reads: products and dP become a and the gradient of the products.
-// Groups of queries outside, panels inside: what the score sums up for a query comes panel by panel, and what it saves of
-// one group and panel is still in L1 when it is needed again.
+// `count` queries from `row` on, on panel p: products and dP become a and the gradient of the products.
 template <typename Score>
-static void differentiate_tile(Work<Score> &work, const Plan<Score> &plan, int64_t h, int tile, const Active *active,
-                               const int *top, const int *bottom, int first, int end, int32_t key) {
+VF_INLINE void differentiate(Work<Score> &work, const Plan<Score> &plan, int64_t h, int row, int count, int p, Active x,
+                             int32_t key) {
     const Score &score = plan.score;
     const Rows &rows = work.rows;
-    const int branches = plan.call.forward.branch_count, last = (tile + 1) * MR, filled = least(last, rows.count);
-    for (int row = tile * MR, count; row < last; row += count) {
-        count = filled - row >= Score::ROWS ? Score::ROWS : 1;
-        for (int p = 0; p < PANELS; p++) {
-            float *s = work.scores + (p * BLOCK + row) * NR, *d = work.dp + (p * BLOCK + row) * NR;
-            Active x = active[p];
-            if (!x.set || row >= filled) {
-                // Products below run over whole stretches of panels and tiles: what is not read in them counts 0.
-                if ((tile >= top[p] && tile < bottom[p]) || (p >= first && p < end))
-                    clear_rows(s, count), clear_rows(d, count);
-                continue;
+    const int branches = plan.call.forward.branch_count;
+    float *s = work.scores + (p * BLOCK + row) * NR, *d = work.dp + (p * BLOCK + row) * NR;
+    const float *hidden = work.hidden + p * score.key_width() * NR;
+    if (!Score::PLAIN) score.template rate<true>(work.state, rows, h, row, count, s, hidden, key + p * NR);
+    if (x.full)
+        differentiate_full(work.gradient, rows, branches, x.set, row, count, s, d);
+    else
+        differentiate_mixed(work.gradient, rows, branches, x.set, row, count, key + p * NR, s, d);
+    if (!Score::PLAIN) score.differentiate(work.state, rows, h, row, count, d, hidden, key + p * NR, p);
+}
+
+// All tiles of a block of queries on the panels they read. What is not read but lies in a stretch of panels or tiles that
+// the products below run over counts 0: `clears` says which.
+template <typename Score, typename Clears>
+static void differentiate_block(Work<Score> &work, const Plan<Score> &plan, int64_t h,
+                                const Active (*active)[PANELS], int32_t key, Clears clears) {
+    const int count = work.rows.count;
+    auto clear = [&](int row, int rows, int p) {
+        clear_rows(work.scores + (p * BLOCK + row) * NR, rows), clear_rows(work.dp + (p * BLOCK + row) * NR, rows);
+    };
+    if (Score::ROWS == MR) {
+        // Panel by panel, as they lie in memory.
+        for (int p = 0; p < PANELS; p++)
+            for (int tile = 0; tile < work.rows.tile_count; tile++) {
+                int row = tile * MR, filled = least(MR, count - row);
+                Active x = active[tile][p];
+                if (x.set) {
+                    differentiate(work, plan, h, row, filled, p, x, key);
+                    if (filled < MR) clear(row + filled, MR - filled, p);
+                } else if (clears(tile, p)) {
+                    clear(row, MR, p);
+                }
             }
-            const float *hidden = work.hidden + p * score.key_width() * NR;
-            if (!Score::PLAIN)
-                score.template rate<true>(work.state, rows, h, row, count, s, hidden, key + p * NR);
-            if (x.full)
-                differentiate_full(work.gradient, rows, branches, x.set, row, count, s, d);
-            else
-                differentiate_mixed(work.gradient, rows, branches, x.set, row, count, key + p * NR, s, d);
-            if (!Score::PLAIN) score.differentiate(work.state, rows, h, row, count, d, hidden, key + p * NR, p);
-        }
+        return;
     }
-    score.end_tile(work.state);
+    // Groups outside, panels inside: what the score saves of a group and panel is still in L1 when it is needed again,
+    // and what it sums up for a tile is added up once.
+    for (int tile = 0; tile < work.rows.tile_count; tile++) {
+        const int last = (tile + 1) * MR, end = least(last, count);
+        for (int row = tile * MR, rows; row < last; row += rows) {
+            rows = end - row >= Score::ROWS ? Score::ROWS : 1;
+            for (int p = 0; p < PANELS; p++) {
+                Active x = active[tile][p];
+                if (x.set && row < end)
+                    differentiate(work, plan, h, row, rows, p, x, key);
+                else if (x.set || clears(tile, p))
+                    clear(row, rows, p);
+            }
+        }
+        plan.score.end_tile(work.state);
+    }
 }
 
 template <typename T, typename Score>
@@ -195,8 +221,9 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
             if (active[tile][p].set)
                 multiply_tile(work.dp + (p * BLOCK + tile * MR) * NR, work.dout + tile * MR * NR, BLOCK * NR,
                               work.v_transposed + p * width * NR, width, false);
-    for (int tile = 0; tile < tiles; tile++)
-        differentiate_tile(work, plan, h, tile, active[tile], top, bottom, first[tile], end[tile], key);
+    differentiate_block(work, plan, h, active, key, [&](int tile, int p) {
+        return (tile >= top[p] && tile < bottom[p]) || (p >= first[tile] && p < end[tile]);
+    });
     score.end_block(work.state);
 
     // dV += A^T dO, dK += dS^T Q, dQ = dS K. A sum over queries leaves out the tiles before the first and after the last

@@ -61,7 +61,7 @@ static void rate(const Score &score, Block<Score> &block, int64_t h, int tile, c
                  const float *hidden) {
     int end = least((tile + 1) * MR, block.rows.count);
     for (int row = tile * MR, count; row < end; row += count) {
-        count = end - row >= Score::ROWS ? Score::ROWS : 1;
+        count = Score::ROWS == MR ? end - row : end - row >= Score::ROWS ? Score::ROWS : 1;
         for (int p = reach.first; p < reach.end; p++)
             score.template rate<false>(block.state, block.rows, h, row, count, block.scores + (p * BLOCK + row) * NR,
                                        hidden + p * score.key_width() * NR, key + p * NR);

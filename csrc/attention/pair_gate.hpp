@@ -209,7 +209,8 @@ struct PairGate : DotScore {
             store(scores + at, rate_pair<FORM>(product * scale, logit, gate, cut));
             if (!SAVE) continue;
             store(state.product + at, product);
-            store(state.open + at, gate.open), store(state.closed + at, gate.closed);
+            if (FORM == VF_SCORE_PAIR_PRODUCT) store(state.open + at, gate.open);
+            store(state.closed + at, gate.closed);
         }
     }
 
@@ -218,7 +219,8 @@ struct PairGate : DotScore {
         Vec bias = {}, product_sum = {};
         for (int at = 0; at < count * NR; at += LANES) {
             Vec product = load(state.product + at), dalpha, dlogit;
-            Gate gate = {load(state.open + at), load(state.closed + at), Vec{}};
+            // Only the product's gradient asks how far the gate is open.
+            Gate gate = {FORM == VF_SCORE_PAIR_PRODUCT ? load(state.open + at) : Vec{}, load(state.closed + at), Vec{}};
             differentiate_pair<FORM>(load(dscores + at), product * (scale * LOG2E), gate, dalpha, dlogit);
             store(dscores + at, dalpha * scale);
             store(state.logits + at, dlogit);

@@ -18,7 +18,8 @@ namespace VF_TARGET {
 struct DotScore {
     // Scores are the packed products as they are: the passes leave out whatever serves other scores.
     static constexpr bool PLAIN = true;
-    // Queries that are rated together; a register tile is a whole number of such groups.
+    // Queries that are rated together: a register tile, of which `count` are there, or a group, of which a tile is a whole
+    // number; then `count` is ROWS or 1.
     static constexpr int ROWS = MR;
     // What a thread keeps for a block of queries, and in the backward for a task.
     struct State {};
@@ -47,7 +48,7 @@ struct DotScore {
     template <typename State>
     void open(State &, const Rows &, int64_t /* b */, int64_t /* h */, int64_t /* first */) const {}
 
-    // Products of `count` queries (ROWS, or 1) from `row` on, on a panel of keys from `key` on, become scores. -inf: the
+    // Products of `count` queries from `row` on, on a panel of keys from `key` on, become scores. -inf: the
     // pair is not read. SAVE: differentiate follows.
     template <bool SAVE, typename State>
     void rate(State &, const Rows &, int64_t, int, int, float *, const float *, int32_t) const {}
