@@ -32,7 +32,7 @@ Mask = NDArray[numpy.bool_]
 
 
 def kinds_with_gains(kinds: Mask, gains: NDArray[numpy.float32]) -> Mask:
-    """The kinds [N, K] with those of FAR_KINDS behind them."""
+    """The kinds [N, K] with those of FAR_KINDS after them."""
     with numpy.errstate(invalid="ignore"):
         return numpy.column_stack([kinds, gains >= CLEAR, gains <= -CLEAR])
 

@@ -87,9 +87,9 @@ def make_scene(problem: Problem) -> Scene:
 
 
 def softmax_mean(reading: Reading) -> tuple[Tensor, Tensor]:
-    """The mean value [B, H, T, D] under softmax of the scores, and their log-sum-exp [B, H, T].
+    """The mean value [B, H, T, D] under softmax of the scores, and their logsumexp [B, H, T].
 
-    Where nothing is read the mean is 0 and the log-sum-exp minus infinity, with gradient 0.
+    Where nothing is read the mean is 0 and the logsumexp minus infinity, with gradient 0.
     """
     if reading.scores.shape[-1] == 0:
         empty = reading.scores.sum(dim=-1)

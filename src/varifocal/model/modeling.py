@@ -59,7 +59,7 @@ class VarifocalPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["VarifocalDecoderLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    # The attention is chosen by the config's mechanism; attn_implementation chooses nothing here.
+    # The config's mechanism decides what attends; attn_implementation decides nothing here.
     _supports_sdpa = True
     _supports_flash_attn = False
     _supports_flex_attn = False

@@ -311,7 +311,7 @@ def kept_numbers(config: VarifocalConfig, part: MicroBatch) -> float:
         layer = 4.0 * numbers
     else:
         # The stream before two norms in float32, and a narrow copy for each of five projections; queries and keys
-        # before and behind norm and rotation, values and outputs; gate and up.
+        # before and after norm and rotation, values and outputs; gate and up.
         stream = (8.0 + 5 * part.narrow) * sizes.stream
         layer = stream + part.narrow * (3.0 * (sizes.queries + sizes.keys) + 2 * sizes.inner) + 12.0 * sizes.heads
     layers: int = config.num_hidden_layers

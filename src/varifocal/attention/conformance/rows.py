@@ -98,7 +98,7 @@ def check_future(subject: Subject, bench: Bench) -> float:
 
 
 def check_prefix(subject: Subject, bench: Bench) -> float:
-    """The first tokens alone give the same outputs as with others behind them."""
+    """The first tokens alone give the same outputs as with others after them."""
     tokens = bench.tokens(LENGTH)
     whole = subject.output(tokens)
     return max(
@@ -162,17 +162,17 @@ def check_packed(subject: Subject, bench: Bench) -> float:
 
 
 def check_padded(subject: Subject, bench: Bench) -> float:
-    """Padding before or behind the tokens, whatever it holds, changes nothing."""
+    """Padding before or after the tokens, whatever it holds, changes nothing."""
     require(subject, "documents")
     tokens = bench.tokens(LENGTH)
     whole = subject.output(tokens)
     worst = 0.0
-    for before, behind in ((5, 0), (0, 3), (4, 2)):
-        padding = tuple(bench.tokens(size, draw=7) for size in (before, behind))
-        documents = torch.full((2, before + LENGTH + behind), -1, device=bench.device)
+    for before, after in ((5, 0), (0, 3), (4, 2)):
+        padding = tuple(bench.tokens(size, draw=7) for size in (before, after))
+        documents = torch.full((2, before + LENGTH + after), -1, device=bench.device)
         documents[:, before : before + LENGTH] = 0
         padded = subject.output(join_tokens((padding[0], tokens, padding[1])), documents=documents)
-        how = f"{before} padding tokens before and {behind} behind"
+        how = f"{before} padding tokens before and {after} after"
         worst = max(worst, compare(bench, subject, tokens, whole, padded[:, :, before : before + LENGTH], how))
     return worst
 
@@ -244,8 +244,8 @@ def check_ties(subject: Subject, bench: Bench) -> float:
                 parameter.copy_(kept)
     if selected is not None:
         number = torch.where(selected >= 0, selected // unit, -1)
-        chosen = (number[..., None] == torch.arange(length // unit, device=bench.device)).any(dim=3)  # [B, H, T, units]
-        if bool((chosen[..., 1::2] & ~chosen[..., 0::2]).any()):
+        taken = (number[..., None] == torch.arange(length // unit, device=bench.device)).any(dim=3)  # [B, H, T, units]
+        if bool((taken[..., 1::2] & ~taken[..., 0::2]).any()):
             raise BrokenError("of two equal scores the higher index was selected, expected the lower")
     return compare(bench, None, None, whole, torch.cat(outputs, dim=2), "chunk by chunk with equal scores")
 

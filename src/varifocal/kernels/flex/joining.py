@@ -1,4 +1,4 @@
-"""Softmaxes over sets without common keys, joined into one over all of them, by their log-sum-exps."""
+"""Softmaxes over sets without common keys, joined into one over all of them, by their logsumexps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Branches that lie inside each other share their work: each reads the ring that the one inside it leaves.
 
 For a window inside causal attention the two rings are the near and the far keys. Both together cost what one attention
-costs, and causal attention is their sum, joined by their log-sum-exps.
+costs, and causal attention is their sum, joined by their logsumexps.
 """
 
 from __future__ import annotations
