@@ -1,4 +1,4 @@
-"""Where the mass of dense attention lies: in a window, on the best k keys, on the keys that a mechanism chose."""
+"""Where the mass of dense attention lies: in a window, on the best k keys, on the keys that a mechanism selected."""
 
 from __future__ import annotations
 

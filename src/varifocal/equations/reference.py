@@ -94,7 +94,9 @@ def softmax_mean(reading: Reading) -> tuple[Tensor, Tensor]:
     if reading.scores.shape[-1] == 0:
         empty = reading.scores.sum(dim=-1)
         return empty[..., None] + reading.values.sum(dim=-2, keepdim=True), empty + NOTHING
+    # The shift cancels in the result, so no gradient needs to follow it.
     highest = reading.scores.detach().amax(dim=-1, keepdim=True)
+    # Minus infinity minus itself would be NaN where nothing is read.
     highest = torch.where(highest == NOTHING, 0.0, highest)
     exponentials = (reading.scores - highest).exp()
     total = exponentials.sum(dim=-1, keepdim=True)

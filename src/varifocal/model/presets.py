@@ -88,6 +88,7 @@ def preset(
     elif isinstance(given, list):
         options = [scaled_options(one, sizes) | more for one, more in zip(mechanism, given, strict=True)]
     else:
+        # Options by mechanism: all layers that have it share them.
         options = {one: scaled_options(one, sizes) | (given or {}).get(one, {}) for one in mechanism}
     return VarifocalConfig(**(fields | {"mechanism": mechanism, "mechanism_options": options} | overrides))
 

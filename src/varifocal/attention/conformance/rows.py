@@ -231,6 +231,7 @@ def check_ties(subject: Subject, bench: Bench) -> float:
         tokens = tokens._replace(x=tokens.x.index_select(1, double), k=tokens.k.index_select(2, double))
         parameters = [(parameter, parameter.clone()) for parameter in subject.parameters()]
         for parameter, _ in parameters:
+            # Whole numbers multiply and add without rounding, so that equal scores are equal exactly.
             parameter.round_()
         try:
             whole = subject.output(tokens)

@@ -189,6 +189,7 @@ def make_scene(problem: Problem, dtype: torch.dtype) -> Scene:
     q, k, v = (part.to(dtype) for part in (problem.q, problem.k, problem.v))
     blind = (layout.start > layout.position)[:, None, :, None]  # [B, 1, T, 1]
     unseen = ~seen_keys(layout)[:, None, :, None]  # [B, 1, S, 1]
+    # One document without padding, read to its end: every key is seen, and there is nothing to blank.
     if not (layout.one_document and layout.at_end):
         q, k, v = q.masked_fill(blind, 0.0), k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     score = problem.score.prepare(accumulation_dtype(dtype), blind, unseen)
@@ -200,6 +201,7 @@ def seen_keys(layout: Layout) -> Tensor:
     """bool [B, S]: the keys that some query may see, those up to the last query of each document."""
     batch, keys = layout.key_start.shape
     reach = torch.full((batch, keys + 1), -1, device=layout.start.device)
+    # Documents are named by their start; the start of padding is S, hence one entry more than keys.
     reach = reach.scatter_reduce(1, layout.start, layout.position, "amax")
     index = torch.arange(keys, device=reach.device)
     return (index >= layout.key_start) & (index <= reach.gather(1, layout.key_start))

@@ -106,6 +106,7 @@ class Selected(KeySet):
     def lists(self, pair: Pair, wanted: Tensor) -> Tensor:
         """bool: whether `wanted` was selected, by bisection: exact, and the same forward and backward."""
         at = torch.zeros_like(wanted)
+        # The list's width is a power of two, so a fixed number of halvings ends at one entry, without branches.
         step = self.keys.shape[3] // 2
         while step:
             lower = self.keys[pair.batch, pair.head, pair.query, at + (step - 1)] < wanted

@@ -36,6 +36,7 @@ def holds(outer: tuple[FixedBranch, ...], inner: tuple[FixedBranch, ...]) -> boo
     """Whether it is known that every key of `inner` is one of `outer`."""
     if any(isinstance(member, Causal) for member in outer):
         return True
+    # Windows are compared by size; of other branches it is only known that each holds itself.
     widest = max((widest_window(member) or 0 for member in outer), default=0)
     return all(
         size <= widest if (size := widest_window(member)) is not None else any(member is other for other in outer)

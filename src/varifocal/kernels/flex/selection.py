@@ -40,6 +40,7 @@ def select(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, mean
             found = select_keys(top_k, queries, keys, score, layout)
         else:
             found = select_blocks(top_k, queries, keys, score, layout, means)
+        # An indexer may rank once for several query heads; each of these reads the same selection.
         found = found.repeat_interleave(q.shape[1] // max(1, found.shape[1]), dim=1)
         return Selected(found, top_k.own if top_k.select == "blocks" else None)
 
@@ -88,6 +89,7 @@ def select_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layou
     selected = best(rank, budget, candidates=slots, heads=q.shape[1], most=capacity(top_k, layout.keys))
     if not slots:
         return selected
+    # NONE would be out of range for gather; its place holds anything, and NONE again in the next line.
     found = first[:, None, None].expand(*selected.shape[:3], -1).gather(3, selected.clamp(max=slots - 1).long())
     return torch.where(selected == NONE, NONE, found).int()
 
@@ -95,6 +97,7 @@ def select_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layou
 def best(rank: Rank, budget: Tensor, *, candidates: int, heads: int, most: int) -> Tensor:
     """int32 [B, I, T, P]: the `budget` [B, T] best of all candidates for each query, ascending, then NONE."""
     batch, queries = budget.shape
+    # A row may hold fewer complete blocks than the budget allows.
     most = min(most, candidates)
     listed = torch.full((batch, heads, queries, list_width(most)), NONE, dtype=torch.int32, device=budget.device)
     if not most:
@@ -108,12 +111,15 @@ def best_of(scores: Tensor, budget: Tensor, most: int) -> Tensor:
     """int32 [B, I, T', most]: the indices of the `budget` [B, 1, T', 1] highest scores [B, I, T', N], then NONE."""
     nothing = float("-inf")
     highest = scores.topk(most, dim=-1).values
+    # A budget of 0, that of padding, looks at the best score here; `budget > 0` takes it out again below.
     threshold = highest.gather(-1, (budget - 1).clamp(min=0).expand(*scores.shape[:3], 1))
     above = scores > threshold
+    # Where fewer than k keys may be read the threshold is minus infinity, and masked keys must not count as equal.
     equal = (scores == threshold) & (scores > nothing)
     room = budget - above.sum(dim=-1, keepdim=True)
     selected = (above | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= room))) & (budget > 0)
     index = torch.arange(scores.shape[-1], device=scores.device, dtype=torch.int32)
+    # torch.sort would order all N entries; the lowest `most` are enough, since NONE is higher than any index.
     ascending = torch.where(selected, index, NONE).topk(most, dim=-1, largest=False)
     return ascending.values
 

@@ -55,6 +55,7 @@ def make_tiles(reading: Reading, *, at_end: bool, backward: bool) -> Tiles:
     # A tile is full only if it follows from positions that every pair of it is read.
     exact = not selections and not any(isinstance(member, Soft) for member in reading.sets)
     if not selected and at_end and all(isinstance(pattern, Pattern) for pattern in patterns):
+        # Only here do the tiles follow from pattern and lengths alone, so that another call may use them again.
         kept = Kept(fingerprint(patterns), patterns)
         if kept.pattern is not None:
             sizes = (reading.q.shape[2], reading.k.shape[2])
@@ -129,6 +130,7 @@ def look(patterns: tuple[KeySet, ...], position: Tensor, start: Tensor, keys: in
         for pattern in patterns[1:]:
             allowed = allowed | pattern.allows(pairs)
         allowed = allowed.expand(batch, end - begin, keys)
+        # Padding counts as not allowed: a tile at the border is never full, and each of its pairs is asked.
         allowed = F.pad(allowed, (0, columns * TILE - keys, 0, -(end - begin) % TILE))
         allowed = allowed.view(batch, -1, TILE, columns, TILE)
         some.append(allowed.any(dim=4).any(dim=2))
@@ -144,6 +146,7 @@ def selected_tiles(selected: Selected, reading: Reading) -> Tensor:
     length = 1 if selected.own is None else selected.own.length
     touched = torch.zeros(batch, heads, rows, columns + 1, dtype=torch.bool, device=selected.keys.device)
     row = torch.arange(queries, device=selected.keys.device) // TILE
+    # A selected block may span several tiles: look at every TILE-th key of it, and at its last.
     for offset in {*range(0, length, TILE), length - 1}:
         # What was not selected is entered in a column that is cut off again.
         column = torch.where(selected.keys < keys, (selected.keys + offset) // TILE, columns).clamp(max=columns)
@@ -155,6 +158,7 @@ def selected_tiles(selected: Selected, reading: Reading) -> Tensor:
 def list_tiles(touched: Tensor, covered: Tensor | None, *, backward: bool) -> Tiles:
     """Lists of the tiles that are read [B, H, R, C], those that are read whole apart."""
     rows, columns = touched.shape[2:]
+    # torch.compile specializes on sizes of 1; an empty tile more costs nothing.
     margin = (0, max(0, 2 - columns), 0, max(0, 2 - rows))
     touched = F.pad(touched, margin)
     covered = torch.zeros_like(touched) if covered is None else F.pad(covered, margin)
@@ -167,5 +171,6 @@ def list_tiles(touched: Tensor, covered: Tensor | None, *, backward: bool) -> Ti
 
 def ordered(cells: Tensor) -> tuple[Tensor, Tensor]:
     """How many cells of each row [B, H, R] are set, and all columns [B, H, R, C], the set ones first and ascending."""
+    # Stable, so that the columns of set cells stay in ascending order.
     order = cells.int().argsort(dim=-1, descending=True, stable=True)
     return cells.sum(dim=-1, dtype=torch.int32), order.int().contiguous()
