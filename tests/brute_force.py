@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     logsumexp: list[list[list[Vector]]]
     """[B, H, T, M]."""
     selected: list[list[list[list[list[int] | None]]]]
-    """[B, H, T, M] of the chosen indices, ascending; None for a branch without a top-k."""
+    """[B, H, T, M] of the selected indices, ascending; None for a branch without a top-k."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def brute_force(inputs: Inputs) -> Answer:
 
 
 def softmax_mean(entries: list[Entry], width: int) -> tuple[Vector, float]:
-    """The mean value under softmax, and the log-sum-exp; 0 and minus infinity if nothing is read."""
+    """The mean value under softmax, and the logsumexp; 0 and minus infinity if nothing is read."""
     if not entries:
         return [0.0] * width, -math.inf
     highest = max(entry.score for entry in entries)
@@ -128,18 +128,18 @@ class World:
         return Query(row, head, index, position, start, visible)
 
     def answer(self, branches: tuple[Branch, ...], query: Query) -> tuple[Vector, Vector, list[list[int] | None]]:
-        """The query's output, and each branch's log-sum-exp and choice."""
+        """The query's output, and each branch's logsumexp and selection."""
         output = [0.0] * self.sizes.D
         logsumexps: Vector = []
-        choices: list[list[int] | None] = []
+        selections: list[list[int] | None] = []
         for number, branch in enumerate(branches):
-            entries, choice = self.read(branch, query)
+            entries, selection = self.read(branch, query)
             mean, logsumexp = softmax_mean(entries, self.sizes.D)
             weight = 1.0 if self.weights is None else self.weights[query.row][query.head][query.index][number]
             output = [old + weight * new for old, new in zip(output, mean, strict=True)]
             logsumexps.append(logsumexp)
-            choices.append(choice)
-        return output, logsumexps, choices
+            selections.append(selection)
+        return output, logsumexps, selections
 
     def key_head(self, head: int) -> int:
         """The key head that a query head reads."""
@@ -190,10 +190,10 @@ class World:
         members = branch.branches if isinstance(branch, Union) else (branch,)
         weights: dict[int, float] = {}
         summaries: list[Entry] = []
-        choice: list[int] | None = None
+        selection: list[int] | None = None
         for member in members:
             if isinstance(member, TopK):
-                keys, choice = self.top_k(member, query)
+                keys, selection = self.top_k(member, query)
                 found = dict.fromkeys(keys, 1.0)
             else:
                 found = {j: self.weight(member, query, j) for j in query.visible}
@@ -203,7 +203,7 @@ class World:
                 summaries += self.summaries(member, query)
         scores = {j: self.rate(query, j) for j, weight in weights.items() if weight > 0}
         entries = [Entry(score, weights[j], self.value(query, j)) for j, score in scores.items() if score > -math.inf]
-        return entries + summaries, choice
+        return entries + summaries, selection
 
     def weight(self, branch: Branch, query: Query, j: int) -> float:
         """The weight of a visible key in a branch that goes by position; 0 where it is not read."""
@@ -230,14 +230,14 @@ class World:
         return float(reads)
 
     def top_k(self, branch: TopK, query: Query) -> tuple[list[int], list[int]]:
-        """The keys of the choice, and the choice itself: keys, or the first keys of blocks."""
+        """The keys of the selection, and the selection itself: keys, or the first keys of blocks."""
         if not query.visible:
             return [], []
         seen = query.place + 1
         k = min(seen, max(branch.minimum, math.ceil(branch.scale * math.sqrt(seen))))
         if branch.select == "exact":
             ratings = {j: self.rank(branch, query, [j]) for j in query.visible}
-            # Of equal scores the lower index wins; what the score does not read is never chosen.
+            # Of equal scores the lower index wins; what the score does not read is never selected.
             order = sorted((j for j in ratings if ratings[j] > -math.inf), key=lambda j: (-ratings[j], j))
             return sorted(order[:k]), sorted(order[:k])
         blocks = [

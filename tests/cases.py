@@ -152,7 +152,7 @@ class Case:
     positions: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     """T numbers, or B rows of them."""
     ties: bool = False
-    """Queries and keys of -1, 0 and 1: many equal scores. A choice among equals has no gradient to check."""
+    """Queries and keys of -1, 0 and 1: many equal scores. A selection among equals has no gradient to check."""
 
     def make(self, dtype: torch.dtype, seed: int = 0) -> Inputs:
         """Draw the case's tensors: the same numbers for every dtype, rounded to it."""

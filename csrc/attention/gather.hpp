@@ -145,7 +145,7 @@ VF_INLINE int read_selection(int32_t *list, const vf_selected &call, int64_t b, 
 }
 
 // Probabilities are computed as 2^(score - lse): the lse in base 2 as a float, and the factor that mends its rounding.
-// Half a rounding of a log-sum-exp of 20 is 7e-7 of every probability, some ten times their own rounding.
+// Half a rounding of a logsumexp of 20 is 7e-7 of every probability, some ten times their own rounding.
 struct Base2 {
     float lse, mend;
 };

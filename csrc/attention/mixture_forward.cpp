@@ -152,7 +152,7 @@ static void add_keys(const Score &score, Block<Score> &block, int64_t h, int out
         }
 }
 
-// A branch is complete: its log-sum-exp, its own output, its share of the mixture.
+// A branch is complete: its logsumexp, its own output, its share of the mixture.
 template <typename T, typename Score>
 static void finish_branch(Block<Score> &block, const vf_mixture &call, int m, int64_t b, int64_t h, int64_t first) {
     int64_t at = (b * call.heads + h) * call.queries + first, width = call.head_width;
@@ -161,7 +161,7 @@ static void finish_branch(Block<Score> &block, const vf_mixture &call, int m, in
         float sum = sum_lanes(block.sum[row]);
         call.logsumexp[(at + row) * call.branch_count + m] = sum > 0 ? natural_logsumexp(block.top[row], sum) : -INFINITY;
         factor[row] = sum > 0 ? 1.0f / sum : 0.0f;
-        // The backward takes probabilities from these two: from a rounded log-sum-exp they would not sum to 1.
+        // The backward takes probabilities from these two: from a rounded logsumexp they would not sum to 1.
         if (call.norm) put_norm(call, at + row, m, block.top[row], factor[row]);
         share[row] = call.weights ? factor[row] * call.weights[(at + row) * call.branch_count + m] : factor[row];
     }
@@ -208,7 +208,7 @@ static void attend(const Score &score, Block<Score> &block, int64_t b, int64_t h
         }
         finish_branch<T>(block, call, outer, b, h, first);
     }
-    // Closed branches: no output, no gradient, and a log-sum-exp that says that it was not computed.
+    // Closed branches: no output, no gradient, and a logsumexp that says that it was not computed.
     for (int m = 0; m < call.branch_count; m++) {
         if (open[m]) continue;
         for (int row = 0; row < count; row++) {

@@ -17,7 +17,7 @@ static constexpr int SETS = 1 << VF_MAX_BRANCHES;
 
 struct Gradient {
     // Per branch and query: p_m = omega_m 2^(s - top_m) factor_m, as the forward had it; weight, offset = w dO . O less the
-    // gradient of the log-sum-exp, and sums for the weight and the width.
+    // gradient of the logsumexp, and sums for the weight and the width.
     float top[VF_MAX_BRANCHES][BLOCK], factor[VF_MAX_BRANCHES][BLOCK];
     float weight[VF_MAX_BRANCHES][BLOCK], offset[VF_MAX_BRANCHES][BLOCK];
     float dweight[BLOCK], dwidth[VF_MAX_BRANCHES][BLOCK];  // the weight of the last branch only

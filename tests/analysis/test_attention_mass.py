@@ -13,7 +13,7 @@ from tests.model.models import small_model
 from varifocal.analysis import attention_mass as module
 from varifocal.analysis.attention_mass import AttentionMass, attention_mass
 from varifocal.analysis.context_gain import windowed_losses
-from varifocal.analysis.observation import chosen_distances
+from varifocal.analysis.observation import selected_distances
 from varifocal.attention.mechanisms import HeadShape, Mechanism, make_mechanism
 from varifocal.equations.branches import TopK
 
@@ -104,29 +104,29 @@ def test_few_queries_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) ->
     whole, _ = measure("dynamic_sparse", rank=4)
     monkeypatch.setattr(module, "PAIRS", 4 * LENGTH * 7)
     parts, _ = measure("dynamic_sparse", rank=4)
-    for name in ("window", "top_k", "window_or_top_k", "first", "distance", "chosen", "shares"):
+    for name in ("window", "top_k", "window_or_top_k", "first", "distance", "selected", "shares"):
         assert getattr(parts, name) == pytest.approx(getattr(whole, name), abs=1e-6)
 
 
-def test_chosen_mass_of_the_exact_top_k_is_that_of_the_best_keys() -> None:
+def test_selected_mass_of_the_exact_top_k_is_that_of_the_best_keys() -> None:
     found, pairs = measure("context_adaptive", window_min=4, window_max=8, edge=2, k_scale=1.0, k_min=2)
-    assert found.chosen is not None
+    assert found.selected is not None
     own = pairs[:, 39].topk(4, dim=1)
     missed = torch.where((own.indices == 39).any(dim=1), 0.0, pairs[:, 39, 39])
-    assert found.chosen[:, 39] == pytest.approx(own.values.sum(dim=1) + missed, abs=1e-6)
+    assert found.selected[:, 39] == pytest.approx(own.values.sum(dim=1) + missed, abs=1e-6)
 
 
-def test_chosen_blocks_are_read_whole_and_with_the_query_s_own() -> None:
+def test_selected_blocks_are_read_whole_and_with_the_query_s_own() -> None:
     mechanism = small_mechanism("context_adaptive", window_min=4, window_max=8, edge=2, select="blocks", block=4)
     call = make_text(mechanism)
     selected = mechanism(*call, documents=DOCUMENTS).records["selected"]
     found = mass_of(mechanism, call)
     _, pairs = measure()
-    assert found.chosen is not None
+    assert found.selected is not None
     for head in range(4):
-        chosen = [key + step for key in selected[0, head, 22].tolist() if key >= 0 for step in range(4)]
-        expected = pairs[head, 22, [*chosen, 20, 21, 22]].sum()
-        assert float(found.chosen[head, 22]) == pytest.approx(float(expected), abs=1e-6)
+        read = [key + step for key in selected[0, head, 22].tolist() if key >= 0 for step in range(4)]
+        expected = pairs[head, 22, [*read, 20, 21, 22]].sum()
+        assert float(found.selected[head, 22]) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_pair_gates_count_as_part_of_the_score() -> None:
@@ -144,9 +144,9 @@ def test_padding_has_no_mass() -> None:
     assert found.window[:, :30].isfinite().all()
 
 
-def test_distances_are_from_the_query_to_what_was_chosen() -> None:
+def test_distances_are_from_the_query_to_what_was_selected() -> None:
     selected = torch.tensor([[[0, -1], [0, 1], [0, 2]]])
-    mean, counts = chosen_distances(selected)
+    mean, counts = selected_distances(selected)
     assert mean.tolist() == [[0.0, 0.5, 1.0]]
     assert counts.tolist() == [[3.0, 1.0, 1.0]]
 

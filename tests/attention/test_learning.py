@@ -45,10 +45,10 @@ def recall(mechanism: Mechanism[Any], text: Tokens) -> float:
     """The share of the keys (or blocks) with the highest true scores that the indexer chose."""
     assert isinstance(mechanism, DynamicSparse)
     with torch.no_grad():
-        chosen = mechanism(*text).records["selected"]
+        selected = mechanism(*text).records["selected"]
         best = attend(text.q, text.k, text.v, branches=mechanism.config.top_k(None)).selected[0]
     assert best is not None
-    found = (chosen[..., :, None] == best[..., None, :]).any(dim=-2) & (best >= 0)
+    found = (selected[..., :, None] == best[..., None, :]).any(dim=-2) & (best >= 0)
     return float(found.sum() / (best >= 0).sum())
 
 
@@ -120,11 +120,11 @@ def test_indexer_loss_is_the_mean_divergence_over_the_keys_that_are_read(select:
     total = 0.0
     for head in range(4):
         for i in range(12):
-            chosen = [j for j in answer.records["selected"][0, head, i].tolist() if j >= 0]
+            selected = [j for j in answer.records["selected"][0, head, i].tolist() if j >= 0]
             if select == "blocks":
-                read = [*range(i // 2 * 2, i + 1), *(j for first in chosen for j in (first, first + 1))]
+                read = [*range(i // 2 * 2, i + 1), *(j for first in selected for j in (first, first + 1))]
             else:
-                read = sorted({*chosen, i})
+                read = sorted({*selected, i})
             true = text.k[0, head // 2, read] @ text.q[0, head, i] / 6**0.5
             index_query = mechanism.query_weight[head] @ text.q[0, head, i]
             guess = index_keys[0, head // 2, read] @ index_query

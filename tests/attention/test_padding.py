@@ -79,8 +79,8 @@ def test_nan_and_infinity_in_padding_do_not_spread(case: Case, poison: float) ->
     for inputs in (clean, dirty):
         attended = inputs.attend()
         gradients = torch.autograd.grad(attended.output, inputs.leaf_tensors(), upstream)
-        chosen = [part for part in attended.selected if part is not None]
-        results.append((attended.output, attended.logsumexp, *chosen, *gradients))
+        selected = [part for part in attended.selected if part is not None]
+        results.append((attended.output, attended.logsumexp, *selected, *gradients))
     for found, wanted in zip(*results, strict=True):
         assert torch.equal(found, wanted)
 

@@ -122,7 +122,7 @@ def test_impossible_batches_are_explained(rows: PackedRows, options: dict[str, i
         Batches(rows, **options)  # type: ignore[arg-type]
 
 
-def test_step_behind_the_last_is_an_index_error(rows: PackedRows) -> None:
+def test_step_after_the_last_is_an_index_error(rows: PackedRows) -> None:
     batches = Batches(rows, batch_size=8)
     with pytest.raises(IndexError, match="step"):
         batches.indices(len(batches))

@@ -122,7 +122,7 @@ def test_tokens_are_those_of_datatrove_files(data: PreparedData) -> None:
 
 
 def test_unknown_split_is_explained(data: PreparedData) -> None:
-    with pytest.raises(ValueError, match="unknown split 'dev'; there are train, validation, test"):
+    with pytest.raises(ValueError, match="unknown split 'dev'; known are train, validation, test"):
         data.split("dev")
 
 

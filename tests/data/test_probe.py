@@ -28,7 +28,7 @@ def test_probe_opens_like_any_data(probe: PreparedData) -> None:
     assert row.input_ids[-1] == opened.split("train").end
 
 
-def test_every_answer_stands_behind_its_question_and_its_fact(probe: PreparedData) -> None:
+def test_every_answer_stands_after_its_question_and_its_fact(probe: PreparedData) -> None:
     rows = probe.split("train").rows(length=128)
     numbers = numpy.arange(len(rows))
     tokens, answers = rows.batch(numbers).input_ids, rows.answers(numbers)

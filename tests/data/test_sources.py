@@ -154,7 +154,7 @@ def write(path: Path, content: bytes) -> Path:
         ("a.txt", b"good \xff bad", r"a\.txt: byte 5 is not valid UTF-8; mend the file, or .* --invalid replace"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}\n', r"a\.jsonl, line at byte 14: not valid JSON in UTF-8"),
         ("a.jsonl", b'{"text": "x"}\nnot json\n', r"line at byte 14: not valid JSON"),
-        ("a.jsonl", b'{"content": "x", "id": 1}\n', r"no key 'text', there are content, id; choose one with --column"),
+        ("a.jsonl", b'{"content": "x", "id": 1}\n', r"no key 'text', only content, id; choose one with --column"),
         ("a.jsonl", b'{"text": 5}\n', r"'text' holds int, not text"),
         ("a.jsonl", b"[1]\n", r"expected an object with the key 'text', got list"),
         ("a.jsonl.gz", gzip.compress(LINES)[:-20], r"a\.jsonl\.gz is truncated or damaged"),

@@ -103,8 +103,8 @@ def coefficients(branch: Branch, tensors: Tensors, documents: Tensor | None) -> 
     if isinstance(branch, TopK):
         selected = attend(tensors.q, tensors.k, tensors.v, branches=branch, documents=documents).selected[0]
         assert selected is not None
-        chosen = (selected[..., None] == j).any(dim=-2)
-        return (seen & chosen).double()
+        taken = (selected[..., None] == j).any(dim=-2)
+        return (seen & taken).double()
     if isinstance(branch, Causal):
         return seen.double()
     if isinstance(branch, Window):

@@ -44,22 +44,22 @@ def test_selected_keys_are_the_best_in_ascending_order(case: Case) -> None:
     inputs = case.make(torch.float64)
     selected = inputs.attend("reference").selected
     assert len(selected) == len(inputs.branches)
-    for number, choice in enumerate(selected):
+    for number, found in enumerate(selected):
         rows = [query[number] for row in expected(case.name).selected for head in row for query in head]
-        if choice is None:
+        if found is None:
             assert all(row is None for row in rows)
             continue
-        assert choice.dtype == torch.int32
-        assert choice.shape[:3] == inputs.q.shape[:3]
-        assert [[key for key in row if key >= 0] for row in choice.flatten(0, 2).tolist()] == rows
+        assert found.dtype == torch.int32
+        assert found.shape[:3] == inputs.q.shape[:3]
+        assert [[key for key in row if key >= 0] for row in found.flatten(0, 2).tolist()] == rows
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_k_blocks", "packed_top_k", "cached_top_k_indexer"])
 def test_selected_is_no_wider_than_the_largest_k_and_filled_with_minus_one(name: str) -> None:
-    choice = next(part for part in CASES_BY_NAME[name].make(torch.float64).attend().selected if part is not None)
+    found = next(part for part in CASES_BY_NAME[name].make(torch.float64).attend().selected if part is not None)
     lengths = [len(query[0] or []) for row in expected(name).selected for head in row for query in head]
-    assert choice.shape[-1] == max(lengths)
-    assert [row.index(-1) if -1 in row else len(row) for row in choice.flatten(0, 2).tolist()] == lengths
+    assert found.shape[-1] == max(lengths)
+    assert [row.index(-1) if -1 in row else len(row) for row in found.flatten(0, 2).tolist()] == lengths
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_each_entry_of_each_gradient_agrees_with_finite_differences(case: Case) 
 
 
 def gradients_are_right(case: Case, *, every_entry: bool) -> bool:
-    """gradcheck of output and log-sum-exp for everything that learns; where nothing is read there is no number."""
+    """gradcheck of output and logsumexp for everything that learns; where nothing is read there is no number."""
     inputs = case.make(torch.float64)
 
     def run(*leaves: Tensor) -> tuple[Tensor, Tensor]:

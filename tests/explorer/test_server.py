@@ -180,7 +180,7 @@ def test_wrong_question_is_answered_with_a_sentence(client: TestClient, question
     assert lives(client)
 
 
-def test_token_behind_the_text_is_refused(client: TestClient) -> None:
+def test_token_after_the_text_is_refused(client: TestClient) -> None:
     answer = asked(client, "token", token=10**9)
     assert answer.status_code == 422
     assert "there is no token 1000000000" in answer.json()["detail"]

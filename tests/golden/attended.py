@@ -1,4 +1,4 @@
-"""Every case of the one table through every backend that serves it: outputs, log-sum-exps and gradients."""
+"""Every case of the one table through every backend that serves it: outputs, logsumexps and gradients."""
 
 from __future__ import annotations
 

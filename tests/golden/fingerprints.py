@@ -17,7 +17,7 @@ PROJECTIONS = 4
 WHOLE = 12
 """Tensors of at most so many entries are kept as they are."""
 SEES_NOTHING = -100.0
-"""Stands for minus infinity, the log-sum-exp of a query that sees nothing."""
+"""Stands for minus infinity, the logsumexp of a query that sees nothing."""
 
 
 def fingerprint(tensor: Tensor) -> Any:

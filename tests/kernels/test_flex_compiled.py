@@ -27,7 +27,7 @@ def kernels() -> int:
 
 
 def assert_same(found: Attended, wanted: Attended) -> None:
-    """Outputs and log-sum-exps agree to rounding, and nothing reads nothing in both."""
+    """Outputs and logsumexps agree to rounding, and nothing reads nothing in both."""
     assert relative_error(found.output, wanted.output) < ROUNDING
     assert torch.equal(found.logsumexp.isinf(), wanted.logsumexp.isinf())
     finite = wanted.logsumexp.isfinite()
@@ -42,7 +42,7 @@ def test_output_of_every_mechanism_is_the_reference_s(name: str) -> None:
     with torch.no_grad():
         for parameter in mechanism.parameters():
             parameter.normal_(std=0.5)
-        # A choice of more than 8 keys, from a length of 65 on, would be another kernel.
+        # A selection of more than 8 keys, from a length of 65 on, would be another kernel.
         for length in (40, 150 if selected_unit(mechanism) is None else 64):
             x = torch.randn(2, length, 12)
             q, k, v = (torch.randn(2, heads, length, 8) for heads in (4, 2, 2))

@@ -19,7 +19,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @every_case
-def test_output_and_log_sum_exp_are_those_of_the_reference(case: Case) -> None:
+def test_output_and_logsumexp_are_those_of_the_reference(case: Case) -> None:
     inputs = case.make(torch.float64)
     found, wanted = attend_in_plain_torch(inputs), inputs.attend("reference")
     torch.testing.assert_close(found.output, wanted.output, rtol=ROUNDING, atol=ROUNDING)
@@ -35,7 +35,7 @@ def test_gradients_are_those_of_the_reference(case: Case) -> None:
 
 
 @every_case
-def test_choice_is_that_of_the_reference(case: Case) -> None:
+def test_selection_is_that_of_the_reference(case: Case) -> None:
     inputs = case.make(torch.float64)
     for found, wanted in zip(attend_in_plain_torch(inputs).selected, inputs.attend("reference").selected, strict=True):
         assert (found is None) == (wanted is None)

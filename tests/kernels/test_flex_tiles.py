@@ -83,13 +83,13 @@ def test_partial_and_full_tiles_are_those_of_torch(branch: FixedBranch) -> None:
     ],
     ids=repr,
 )
-def test_every_chosen_key_lies_in_a_tile_that_is_read(branch: TopK, documents: bool) -> None:
+def test_every_selected_key_lies_in_a_tile_that_is_read(branch: TopK, documents: bool) -> None:
     reading = reading_of(branch, documents=documents)
     found = touched(make_tiles(reading, at_end=not documents, backward=False))
     assert not bool((tiles_of_pairs(reading) & ~found).any())
 
 
-def test_selection_leaves_out_tiles_without_a_chosen_key() -> None:
+def test_selection_leaves_out_tiles_without_a_selected_key() -> None:
     reading = reading_of(TopK(scale=0.0), sizes=Sizes(B=1, H=1, G=1, T=1, S=5000, D=4))
     tiles = make_tiles(reading, at_end=True, backward=False)
     assert int(tiles.partial_count.sum()) == 1

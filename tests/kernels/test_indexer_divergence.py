@@ -1,4 +1,4 @@
-"""The indexer's divergence from native attention over the choice is the one that gathers the chosen keys."""
+"""The indexer's divergence from native attention over the selection is the one that gathers the selected keys."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_second_backward_is_refused() -> None:
 def test_label_outside_the_vocabulary_is_explained() -> None:
     hidden, weight, labels = inputs(8)
     labels[2] = 37
-    with pytest.raises(ValueError, match=r"-100 or lie in 0\.\.36, got 0\.\.37|got \d+\.\.37"):
+    with pytest.raises(ValueError, match=r"-100 or between 0 and 36, got \d+ to 37"):
         linear_cross_entropy(hidden, weight, labels)
 
 

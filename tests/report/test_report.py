@@ -85,7 +85,7 @@ def analysis_content(planted: float = 0.3) -> dict[str, Any]:
             **{f"{name}_mass": mass for name in ("window", "top_k", "window_or_top_k", "first", "distance")},
         },
         mass_shares=shares,
-        chosen_shares=shares,
+        selected_shares=shares,
     )
     plain: dict[str, Any] = as_plain({
         "experiment": "analysis", "environment": {"command": "varifocal analyze the-model --data the-data"},

@@ -275,7 +275,7 @@ def test_what_does_not_exist_is_said_not_to(tmp_path: Path) -> None:
 
 def test_hub_out_of_reach_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"nobody/nothing cannot be had from the hub: .*; give a folder") as caught:
+    with pytest.raises(ValueError, match=r"nobody/nothing cannot be fetched from the hub: .*; give a folder") as caught:
         load_pretrained("nobody/nothing")
     assert "\n" not in str(caught.value)
 

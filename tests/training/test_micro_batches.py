@@ -34,6 +34,6 @@ def test_labels_are_what_the_facts_say(probe: PreparedData) -> None:
     rows = probe.split("train").rows(length=64)
     inputs = model_inputs(rows, [5])
     answers = rows.answers([5])
-    # The fact's value stands behind its key, `distance` tokens before the question, behind which the answer stands.
+    # The fact's value stands after its key, `distance` tokens before the question, after which the answer stands.
     told = inputs["input_ids"][0, answers.columns - answers.distances]
     assert torch.equal(inputs["labels"][0, answers.columns], told)

@@ -160,7 +160,7 @@ def summed_up(seen: Observed, *, window: int, resamples: int, seed: int) -> dict
         },
         "context_gain": context_gain(table(seen.gains[:, None], seen.next_kinds), resampling),
         "width_shares": width_shares(seen.values["width"]) if "width" in seen.values else None,
-        "chosen_shares": distance_shares(seen.chosen_shares) if seen.chosen_shares.size else None,
+        "chosen_shares": distance_shares(seen.selected_shares) if seen.selected_shares.size else None,
     }
 
 

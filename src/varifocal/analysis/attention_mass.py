@@ -1,4 +1,4 @@
-"""Where the mass of dense attention lies: in a window, on the best k keys, on the keys that a mechanism chose."""
+"""Where the mass of dense attention lies: in a window, on the best k keys, on the keys that a mechanism selected."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class AttentionMass:
     """On the document's first key, which heads are known to use as a place to rest."""
     distance: Tensor
     """The mean distance from the query to the keys, weighted by their mass."""
-    chosen: Tensor | None
-    """On the keys that the mechanism's own top-k chose; None if it has none."""
+    selected: Tensor | None
+    """On the keys that the mechanism's own top-k selected; None if it has none."""
     shares: Tensor
     """[H, T, D]: by distance 0, 1, 2-3, 4-7, ..."""
 
@@ -62,10 +62,10 @@ def attention_mass(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, 
         own = None
         if selected is not None and own_top_k is not None:
             own = selected_mass(mass, own_top_k, selected[0, :, part], layout, part)
-        parts.append(measured(mass, layout, part, window=window, top_k=top_k, chosen=own))
+        parts.append(measured(mass, layout, part, window=window, top_k=top_k, selected=own))
     joined = {name: torch.cat([getattr(part, name) for part in parts], dim=1) for name in (*MASSES, "shares")}
-    chosen = None if selected is None else torch.cat([part.chosen for part in parts if part.chosen is not None], dim=1)
-    return AttentionMass(**joined, chosen=chosen)
+    found = [part.selected for part in parts if part.selected is not None]
+    return AttentionMass(**joined, selected=None if selected is None else torch.cat(found, dim=1))
 
 
 def selecting_branch(equation: Equation) -> TopK | None:
@@ -87,7 +87,7 @@ def dense_attention(q: Tensor, keys: Tensor, score: Score, layout: Layout, part:
 
 
 def measured(
-    mass: Tensor, layout: Layout, part: slice, *, window: int, top_k: TopK, chosen: Tensor | None
+    mass: Tensor, layout: Layout, part: slice, *, window: int, top_k: TopK, selected: Tensor | None
 ) -> AttentionMass:
     """What the softmax [H, T', S] of some queries says."""
     position, start = layout.position[0, part], layout.start[0, part]
@@ -114,7 +114,7 @@ def measured(
         window_or_top_k=blanked(near + far.sum(dim=2)),
         first=blanked(mass.gather(2, first.expand(len(mass), -1, 1))[..., 0]),
         distance=blanked((mass * distance.clamp(min=0)).sum(dim=2)),
-        chosen=None if chosen is None else blanked(chosen),
+        selected=None if selected is None else blanked(selected),
         shares=shares,
     )  # fmt: skip
 

@@ -26,8 +26,8 @@ def labelled_losses(model: VarifocalForCausalLM, hidden: Tensor, labels: Tensor)
 def windowed_losses(model: VarifocalForCausalLM, ids: Tensor, documents: Tensor, *, window: int) -> Tensor:
     """The loss [T] of the token after each token [T] when no more than the last `window` tokens are given.
 
-    The text is cut into parts of `window` tokens, each half a window after the one before, and each prediction taken
-    from the part that gives it the most: it sees more than half a window and at most a whole one.
+    The text is cut into parts of `window` tokens, each half a window after the one before. Each prediction is
+    taken from the part that gives it the most: it sees more than half a window and at most a whole one.
     """
     length, half = len(ids), max(1, window // 2)
     begins = torch.arange(0, max(1, length - half), half)

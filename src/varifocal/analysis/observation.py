@@ -45,8 +45,8 @@ class Observed:
     """[N, L, H] by quantity; see docs/analysis.md. NaN where a layer has no such thing or it has no effect."""
     mass_shares: Values
     """[L, H, D]: the share of dense attention by distance, over queries beyond the window."""
-    chosen_shares: Values
-    """[L, H, D]: the share of chosen keys by distance; NaN for layers that choose none."""
+    selected_shares: Values
+    """[L, H, D]: the share of selected keys by distance; NaN for layers that select none."""
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class LayerNotes:
     """[H, T] by quantity."""
     mass_shares: Tensor | None = None
     """[H, D], summed over queries beyond the window."""
-    chosen_counts: Tensor | None = None
+    selected_counts: Tensor | None = None
     """[H, D]."""
 
 
@@ -114,7 +114,7 @@ def observe(
         gains=numpy.concatenate(gains),
         values=gathered(notes),
         mass_shares=shares([[layer.mass_shares for layer in layers] for layers in notes]),
-        chosen_shares=shares([[layer.chosen_counts for layer in layers] for layers in notes]),
+        selected_shares=shares([[layer.selected_counts for layer in layers] for layers in notes]),
     )
 
 
@@ -144,8 +144,8 @@ def layer_notes(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, top
     mass = attention_mass(q, k, said, window=window, top_k=top_k)
     beyond = place >= window
     values = {f"{name}_mass": getattr(mass, name).masked_fill(~beyond, float("nan")) for name in MASSES}
-    if mass.chosen is not None:
-        values["chosen_mass"] = mass.chosen.masked_fill(~beyond, float("nan"))
+    if mass.selected is not None:
+        values["chosen_mass"] = mass.selected.masked_fill(~beyond, float("nan"))
     if "gate" in records:
         decides = records["decides"]
         decides = (decides if decides.ndim == 3 else decides[:, None])[0]
@@ -154,16 +154,16 @@ def layer_notes(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, top
         values["width"] = records["width"][0].float()
     counts = None
     if selected is not None:
-        values["distance"], counts = chosen_distances(selected[0])
+        values["distance"], counts = selected_distances(selected[0])
     return LayerNotes(
         values={name: one.cpu() for name, one in values.items()},
         mass_shares=mass.shares[:, beyond].sum(dim=1).cpu(),
-        chosen_counts=counts,
+        selected_counts=counts,
     )
 
 
-def chosen_distances(selected: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean distance [H, T] to the chosen keys [H, T, K], and how many lie at 0, 1, 2-3, 4-7, ... [H, D]."""
+def selected_distances(selected: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean distance [H, T] to the selected keys [H, T, K], and how many lie at 0, 1, 2-3, 4-7, ... [H, D]."""
     heads, length, _ = selected.shape
     taken = selected >= 0
     distance = (torch.arange(length, device=selected.device)[:, None] - selected.long()).clamp(min=0) * taken

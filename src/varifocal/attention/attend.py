@@ -47,7 +47,7 @@ def attend(
         backend: "auto", or the name of a backend, which then runs or says why it cannot.
 
     Returns:
-        The output, each branch's log-sum-exp, and what each top-k selected. A query that sees nothing gets 0.
+        The output, each branch's logsumexp, and what each top-k selected. A query that sees nothing gets 0.
     """
     if layout is None:
         layout = lay_out(q, k, v, documents=documents, positions=positions)

@@ -1,4 +1,4 @@
-"""Gates held at a value of our choice for a while: what would a model say if it read only near, or only far?"""
+"""Gates held at a given value for a while: what would a model say if it read only near, or only far?"""
 
 from __future__ import annotations
 

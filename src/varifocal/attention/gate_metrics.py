@@ -39,6 +39,7 @@ def gate_statistics(gates: Tensor, decides: Tensor | None = None, *, margin: flo
 
     average = mean(gates)
     saturated = ((gates < margin) | (gates > 1 - margin)).double()
+    # xlogy is 0 at 0, where g log g would be NaN for a gate that is fully closed.
     entropy = -(torch.xlogy(gates, gates) + torch.xlogy(1 - gates, 1 - gates)) / torch.log(gates.new_tensor(2.0))
     return GateStatistics(
         mean=average,

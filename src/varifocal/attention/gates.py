@@ -103,6 +103,7 @@ class Gate(nn.Module):
         logits = self.config.start + self.warmth.to(learned.dtype) * learned
         losses = {}
         if self.config.z_loss:
+            # Before the cap: a capped logit could not tell how far it was pushed.
             losses["gate_z"] = self.config.z_loss * mean_over(logits.square(), counted)
         if self.config.normalize_gradient is not None:
             logits = normalize_gradient(logits, self.config.normalize_gradient)
@@ -152,6 +153,7 @@ class _NormalizeGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        # Padding, and tokens whose branches read the same keys, have gradient 0 and would dilute the mean.
         reached = (gradient != 0).sum(dim=(0, 2), keepdim=True).clamp(min=1)
         size = (gradient.square().sum(dim=(0, 2), keepdim=True) / reached).sqrt()  # [1, H, 1]
         return gradient * torch.where(size > 0, ctx.target / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0), None

@@ -24,6 +24,7 @@ def project_heads(heads: Tensor, weight: Tensor) -> Tensor:
 
     def project(heads: Tensor) -> Tensor:
         heads = heads.masked_fill(heads.isnan(), 0.0)
+        # Autocast would round both factors to 16 bits again.
         with torch.autocast(heads.device.type, enabled=False):
             return heads @ weight.to(heads.dtype).mT
 

@@ -46,6 +46,7 @@ def attention_weights(
         last: how many queries, from the end; None for all.
         backend: as in attend.
     """
+    # The values are replaced below, so the keys stand in for them here.
     remembered = mechanism.memory().append(x, q, k, k)
     keys, width = remembered.k.shape[2], k.shape[3]
     asking = q.shape[2] if last is None else last
@@ -54,6 +55,7 @@ def attention_weights(
     equation = mechanism.equation(Call(x, q, remembered, layout, backend))
     found: list[Tensor] = []
     for branch in equation.branches:
+        # Branch by branch, so that a caller sees what each one reads and not only the mix.
         alone = replace(equation, branches=(branch,), weights=None)
         rows = []
         for first in range(0, keys, width):

@@ -29,8 +29,8 @@ def probe(
 ) -> None:
     """Make a data set of questions that only attention to a certain distance can answer.
 
-    Facts (a key and its value) stand in noise; later the key comes again and its value is to be told. Attention to a
-    window cannot answer once the distance exceeds layers times window.
+    Facts (a key and its value) stand in noise; later the key comes again, and the model must give its value. Attention
+    to a window cannot answer once the distance exceeds layers times window.
 
     [bold]Examples[/bold]
 

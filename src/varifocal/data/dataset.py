@@ -60,7 +60,7 @@ class PreparedData:
     def split(self, name: str) -> TokenSplit:
         """train, validation or test."""
         if name not in self._splits:
-            raise ValueError(f"unknown split {name!r}; there are {', '.join(self._splits)}")
+            raise ValueError(f"unknown split {name!r}; known are {', '.join(self._splits)}")
         return self._splits[name]
 
     def tokenizer(self) -> TextTokenizer:

@@ -21,6 +21,7 @@ def shuffled(places: ArrayLike, *, count: int, seed: int, epoch: int) -> NDArray
     values = numpy.asarray(places, dtype=numpy.int64)
     if values.size and not 0 <= values.min() <= values.max() < count:
         raise ValueError(f"places must be between 0 and {count - 1}, got {values.min()} to {values.max()}")
+    # Half the bits of the next power of 4, since both halves of a Feistel network have one width.
     half = numpy.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     keys = round_keys(seed, epoch)
     result = feistel(values.astype(numpy.uint64), half, keys)
@@ -56,7 +57,7 @@ def feistel(values: NDArray[numpy.uint64], half: numpy.uint64, keys: NDArray[num
 
 
 def round_keys(seed: int, epoch: int) -> NDArray[numpy.uint64]:
-    """A key for each round, unlike for every seed and epoch."""
+    """A key for each round; every seed and epoch has its own."""
     state = numpy.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, dtype=numpy.uint64)
     return numpy.asarray(state, dtype=numpy.uint64)
 

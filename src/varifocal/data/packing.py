@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from varifocal.data.dataset import TokenSplit
 
 PADDING = -1
-"""The document of tokens that are none; attention neither reads them nor lets them read."""
+"""The document number of padding; attention does not read padding, and padding reads nothing."""
 
 
 class Row(NamedTuple):
@@ -147,6 +147,7 @@ class PackedRows:
             if not self.joined:
                 # The documents in which the first and the last token of this part lie.
                 low, high = shard.ends.searchsorted((begin, end - 1), side="right").tolist()
+                # The first run of a row has its border already; a new shard always begins a new document.
                 if filled == 0:
                     runs.first.append(int(split.document_offsets[number]) + low)
                 else:

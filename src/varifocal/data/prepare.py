@@ -189,7 +189,7 @@ def described(request: dict[str, Any]) -> str:
     """A request in a few words."""
     source = request.get("source")
     name = source.get("name") if isinstance(source, dict) else request.get("kind", "something else")
-    return f"{name!r} with tokenizer {request.get('tokenizer')!r} and the options of then"
+    return f"{name!r} with tokenizer {request.get('tokenizer')!r} and the options given then"
 
 
 def make_state(folder: Path) -> Path:
@@ -373,6 +373,7 @@ def gathered(state: Path, pieces: list[int] | None) -> tuple[int, int, int]:
     for path in paths:
         try:
             reported = json.loads(path.read_text(encoding="utf-8"))
+        # A task that has not reported yet has no file.
         except (OSError, json.JSONDecodeError):
             continue
         counts = [count + more for count, more in zip(counts, reported, strict=True)]

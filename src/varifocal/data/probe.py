@@ -110,7 +110,7 @@ def probe_tokenizer(probe: Probe) -> TextTokenizer:
 
 
 def split_arrays(probe: Probe, count: int, *, stream: int) -> SplitArrays:
-    """`count` texts, unlike for every seed and stream."""
+    """`count` texts; every seed and stream has its own."""
     generator = numpy.random.default_rng([probe.seed, stream])
     places = random.Random(f"{probe.seed} {stream}")
     tokens = generator.integers(0, probe.noise, (count, probe.length)) + probe.first_noise

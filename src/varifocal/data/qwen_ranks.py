@@ -67,6 +67,7 @@ def last_merge(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
     """The two parts that merging pairs of lower rank leaves of a token: those whose merge makes it."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
+        # A pair that is not a token gets the worst rank: it is never merged before a real one.
         pairs = [ranks.get(parts[i] + parts[i + 1], len(ranks)) for i in range(len(parts) - 1)]
         best = min(range(len(pairs)), key=pairs.__getitem__)
         parts[best : best + 2] = [parts[best] + parts[best + 1]]

@@ -128,7 +128,7 @@ def parse_line(line: bytes, column: str, invalid: Invalid, place: str) -> Text:
         raise ValueError(f"{place}: expected an object with the key {column!r}, got {type(content).__name__}")
     if column not in content:
         raise ValueError(
-            f"{place}: no key {column!r}, there are {', '.join(content) or 'none'}; choose one with --column"
+            f"{place}: no key {column!r}, only {', '.join(content) or 'an empty object'}; choose one with --column"
         )
     text = content[column]
     if text is not None and not isinstance(text, str):

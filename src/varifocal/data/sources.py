@@ -116,7 +116,7 @@ def local_source(name: str, folder: Path, files: list[Path]) -> Source:
 
 
 def mark_of(path: Path, ends: int = 1 << 16) -> str:
-    """A checksum of the first and last 64 KiB: cheap, and unlike for any two files that are likely to be confused."""
+    """A checksum of the first and last 64 KiB: cheap, and different for files that are likely to be confused."""
     found = hashlib.blake2b(digest_size=8)
     with path.open("rb") as file:
         found.update(file.read(ends))

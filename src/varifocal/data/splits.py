@@ -30,6 +30,7 @@ class Splits:
         `validation`, or above.
         """
         content = text.encode("utf-8") if isinstance(text, str) else text
+        # `person` makes this a hash of its own, unrelated to any checksum of the same text.
         digest = hashlib.blake2b(content, digest_size=8, person=b"varifocal-split").digest()
         fraction = int.from_bytes(digest, "big") / 2**64
         if fraction < self.train:

@@ -159,6 +159,7 @@ class TaskProgress:
 
     def report(self) -> None:
         self.reported = time.monotonic()
+        # Renamed into place: the watching process never reads half a report.
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         beside.write_text(json.dumps([self.documents, self.tokens, self.bytes]), encoding="utf-8")
         beside.replace(self.path)

@@ -23,6 +23,7 @@ def indexer_divergence(problem: DivergenceProblem) -> Tensor:
     total = q.new_zeros(())
     for begin in range(0, q.shape[2], QUERIES_AT_A_TIME):
         part = slice(begin, begin + QUERIES_AT_A_TIME)
+        # The gathered keys are the largest tensors here: the backward pass gathers them again instead of keeping them.
         total = total + checkpoint(
             summed_divergence,
             q[:, :, part],
@@ -36,7 +37,7 @@ def indexer_divergence(problem: DivergenceProblem) -> Tensor:
 
 
 def counted_queries(problem: DivergenceProblem) -> Tensor:
-    """How many queries of all heads the mean is over."""
+    """The number of queries, over all heads, that the mean is taken over."""
     return ((problem.layout.query_place >= 0).sum() * problem.q.shape[1]).clamp(min=1)
 
 
@@ -64,7 +65,7 @@ def selected_scores(q: Tensor, k: Tensor, keys: Tensor) -> Tensor:
 
 
 def with_own_key(selected: Tensor, layout: Layout) -> Tensor:
-    """The selected keys [B, H, T, K + 1] and the query's own, where it was not selected."""
+    """The selected keys and, where it was not selected, the query's own [B, H, T, K + 1]."""
     own = torch.where(layout.query_place >= 0, layout.position, -1)[:, None, :, None].expand(*selected.shape[:3], 1)
     known = (selected == own).any(dim=-1, keepdim=True)
     return torch.cat((selected, torch.where(known, -1, own)), dim=-1)

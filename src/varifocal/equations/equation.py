@@ -62,6 +62,7 @@ class Equation:
         dimensions = max(answer.ndim for answer in dense)
         dense = [by_head(answer, dimensions) for answer in dense]
         whole = torch.stack(torch.broadcast_tensors(*dense), dim=-1)  # type: ignore[no-untyped-call]  # [..., T, M]
+        # Some query has no branch that reads everything: nothing of its output is promised to be dense.
         if not bool(whole.any(dim=-1).all()):
             return None
         if self.weights is None:

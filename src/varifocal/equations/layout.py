@@ -67,6 +67,7 @@ class Layout:
         if keys not in self._shorter:
             self._shorter[keys] = Layout(
                 position=self.position - dropped,
+                # A document may have begun among the dropped keys; what is left of it begins at 0.
                 start=(self.start - dropped).clamp(min=0),
                 key_start=(self.key_start[:, dropped:] - dropped).clamp(min=0),
                 one_document=self.one_document,
@@ -91,6 +92,7 @@ def document_starts(documents: Tensor) -> Tensor:
     index = torch.arange(length, device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    # Starts only grow along a row, so the running maximum carries each one to the end of its document.
     starts = torch.where(begins, index, 0).cummax(dim=1).values
     return torch.where(documents >= 0, starts, length)
 

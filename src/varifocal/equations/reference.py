@@ -87,14 +87,16 @@ def make_scene(problem: Problem) -> Scene:
 
 
 def softmax_mean(reading: Reading) -> tuple[Tensor, Tensor]:
-    """The mean value [B, H, T, D] under softmax of the scores, and their log-sum-exp [B, H, T].
+    """The mean value [B, H, T, D] under softmax of the scores, and their logsumexp [B, H, T].
 
-    Where nothing is read the mean is 0 and the log-sum-exp minus infinity, with gradient 0.
+    Where nothing is read the mean is 0 and the logsumexp minus infinity, with gradient 0.
     """
     if reading.scores.shape[-1] == 0:
         empty = reading.scores.sum(dim=-1)
         return empty[..., None] + reading.values.sum(dim=-2, keepdim=True), empty + NOTHING
+    # The shift cancels in the result, so no gradient needs to follow it.
     highest = reading.scores.detach().amax(dim=-1, keepdim=True)
+    # Minus infinity minus itself would be NaN where nothing is read.
     highest = torch.where(highest == NOTHING, 0.0, highest)
     exponentials = (reading.scores - highest).exp()
     total = exponentials.sum(dim=-1, keepdim=True)

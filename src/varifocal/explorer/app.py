@@ -41,7 +41,7 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
     templates = Environment(
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    # A page that finds another start behind its address loads itself anew: the models may be others.
+    # A page that finds another start at its address loads itself anew: the models may be others.
     start = secrets.token_hex(4)
     page = templates.get_template("page.html").render(
         models=explorer.models, start=start, version=varifocal.__version__

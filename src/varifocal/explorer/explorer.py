@@ -141,7 +141,7 @@ def mean_gates(record: dict[str, Tensor]) -> list[float | None] | None:
 
 @torch.no_grad()
 def next_tokens(opened: OpenedModel, reading: Reading, gates: Gates, *, token: int, following: int | None) -> NextView:
-    """The likeliest next tokens after a token, and how likely the one that follows was."""
+    """The likeliest tokens after a token, and how likely the one that follows was."""
     probabilities = opened.model.lm_head(reading.last[token]).float().softmax(dim=-1)
     best = probabilities.topk(min(TOP_CANDIDATES, len(probabilities)))
     candidates = tuple(

@@ -16,7 +16,7 @@ Gates = Literal["learned", "local", "global"]
 """The learned mix, or all gates of all layers held at the first branch or at the second."""
 
 KEPT = ("gate", "decides", "width")
-"""The records that are kept: the rest can be had again for one token."""
+"""The records that are kept: the rest can be computed again for one token."""
 
 
 @dataclass(frozen=True, eq=False)

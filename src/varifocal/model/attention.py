@@ -20,6 +20,7 @@ class VarifocalAttention(Qwen3Attention):
 
     def __init__(self, config: VarifocalConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
+        # Qwen2 has these three biases and none on the output; Qwen3Attention knows all four or none.
         if config.qkv_bias and not config.attention_bias:
             for name in ("q_proj", "k_proj", "v_proj"):
                 plain = getattr(self, name)

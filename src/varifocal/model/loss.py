@@ -43,12 +43,13 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
         labels: int64 [N], 0..V-1 or IGNORED.
     """
     counted = labels != IGNORED
+    # Rows without a label would cost a product with the whole vocabulary for nothing.
     if not bool(counted.all()):
         hidden, labels = hidden[counted], labels[counted]
     if labels.numel():
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= len(weight):
-            raise ValueError(f"labels must be {IGNORED} or lie in 0..{len(weight) - 1}, got {low}..{high}")
+            raise ValueError(f"labels must be {IGNORED} or between 0 and {len(weight) - 1}, got {low} to {high}")
     return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -101,6 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 pulled.mul_(shares).sub_(weight[labels[part]])
             if grad_weight is not None:
                 scaled = (rows * shares).to(rows.dtype)
+                # The sum over chunks is float32, since 16 bits would lose too much; addmm_ wants one type.
                 if grad_weight.dtype == rows.dtype:
                     grad_weight.addmm_(exponentials.mT, scaled)
                 else:

@@ -84,6 +84,7 @@ class MemoryLayer(CacheLayerMixin):
                     f"{type(self.memory).__name__} remembers more than keys and values; give the tokens to the model, "
                     "which adds them to its cache"
                 )
+            # Somebody else fills the cache with keys and values alone; a plain memory looks at neither x nor q.
             remembered = self.memory.append(key_states, key_states, key_states, value_states)
         else:
             remembered = self.memory.append(new.x, new.q, key_states, value_states, layout=new.layout)
@@ -187,6 +188,7 @@ def remember(
             "make the cache with the model's config, as in DynamicCache(config=model.config)"
         )
     if found is not None and getattr(found, "is_sliding", False):
+        # A sliding layer drops old keys by itself; that is right only for a mechanism that never looks further back.
         reach, kept = mechanism.farthest(), found.get_max_length()
         if reach is None or reach > kept:
             raise ValueError(

@@ -59,7 +59,7 @@ class VarifocalPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["VarifocalDecoderLayer"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    # The attention is chosen by the config's mechanism; attn_implementation chooses nothing here.
+    # The config's mechanism decides what attends; attn_implementation decides nothing here.
     _supports_sdpa = True
     _supports_flash_attn = False
     _supports_flex_attn = False
@@ -78,6 +78,7 @@ class VarifocalPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
             return
         values = (*module.parameters(), *module.buffers())
+        # A mechanism initializes all of its parameters at once; those from a checkpoint are put back afterwards.
         loaded = [(value, value.clone()) for value in values if getattr(value, "_is_hf_initialized", False)]
         module.reset_parameters()
         for value, kept in loaded:
@@ -141,8 +142,8 @@ class VarifocalModel(VarifocalPreTrainedModel):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
         if output_attentions:
             raise ValueError(
-                "output_attentions=True cannot be had, no matrix of attention weights ever exists; output_records=True "
-                "gives gates, widths and selected keys"
+                "output_attentions=True is not offered, since no matrix of attention weights exists; "
+                "output_records=True gives gates, widths and selected keys"
             )
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self.wanted_cache(past_key_values, use_cache)
@@ -237,6 +238,7 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
 
         The others are those of VarifocalModel.
         """
+        # A loss needs no cache, and memory is scarcest where one is computed.
         if use_cache is None and labels is not None and past_key_values is None:
             use_cache = False
         if labels is not None and input_ids is not None:
@@ -267,7 +269,9 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
             total = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
             loss = linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, following) / total
             cross_entropy = loss.detach()
+            # In evaluation the loss is the cross entropy alone, so that mechanisms can be compared.
             if self.training:
+                # Auxiliary losses are means of a call; over accumulated micro-batches they count by their labels.
                 share = 1.0 if num_items_in_batch is None else count / total
                 loss = loss + sum(auxiliary.values()) * share
         return VarifocalCausalLMOutput(

@@ -66,29 +66,30 @@ def preset(
     """
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}{nearest(name, PRESETS)}; known are {', '.join(PRESETS)}")
-    chosen = PRESETS[name]
-    chosen = replace(chosen, context=overrides.pop("max_position_embeddings", chosen.context))
+    sizes = PRESETS[name]
+    sizes = replace(sizes, context=overrides.pop("max_position_embeddings", sizes.context))
     given = overrides.pop("mechanism_options", None)
     fields: dict[str, Any] = {
-        "vocab_size": chosen.vocabulary if vocab_size is None else vocab_size,
-        "hidden_size": chosen.width,
-        "num_hidden_layers": chosen.layers,
-        "num_attention_heads": chosen.heads,
-        "num_key_value_heads": chosen.kv_heads,
-        "head_dim": chosen.head_width,
-        "intermediate_size": chosen.feed_forward,
-        "max_position_embeddings": chosen.context,
+        "vocab_size": sizes.vocabulary if vocab_size is None else vocab_size,
+        "hidden_size": sizes.width,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_width,
+        "intermediate_size": sizes.feed_forward,
+        "max_position_embeddings": sizes.context,
         "tie_word_embeddings": True,
         # The base of Qwen3's own checkpoints; its config class defaults to another.
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     }
     options: Any
     if isinstance(mechanism, str):
-        options = scaled_options(mechanism, chosen) | (given or {})
+        options = scaled_options(mechanism, sizes) | (given or {})
     elif isinstance(given, list):
-        options = [scaled_options(one, chosen) | more for one, more in zip(mechanism, given, strict=True)]
+        options = [scaled_options(one, sizes) | more for one, more in zip(mechanism, given, strict=True)]
     else:
-        options = {one: scaled_options(one, chosen) | (given or {}).get(one, {}) for one in mechanism}
+        # Options by mechanism: all layers that have it share them.
+        options = {one: scaled_options(one, sizes) | (given or {}).get(one, {}) for one in mechanism}
     return VarifocalConfig(**(fields | {"mechanism": mechanism, "mechanism_options": options} | overrides))
 
 

@@ -17,4 +17,5 @@ def recomputed(step: Callable[..., Any], *inputs: Any) -> Any:
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return step(*inputs)
+    # No step here draws random numbers, so their state need not be saved and restored.
     return checkpoint(step, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -248,7 +248,7 @@ def notes_of(training: Training, seconds: dict[str, float]) -> tuple[str, ...]:
     notes = [f"attention takes {share:.0%} of a pass: without any, it would be {1 / (1 - share):.2f} times as fast"]
     if training.head_precision != training.precision:
         notes.append(
-            f"the head's products run in {training.head_precision} inside of the loss: {seconds['head'] / total:.0%} "
+            f"the head's products run in {training.head_precision} inside the loss: {seconds['head'] / total:.0%} "
             "of a pass"
         )
     return tuple(notes)

@@ -22,7 +22,7 @@ from varifocal.plan.hardware import Precision
 from varifocal.plan.work import work_of
 
 Execution = Literal["kernels", "written out"]
-"""How attention runs: in kernels that hold no pair of all, or with the scores of all pairs as tensors."""
+"""How attention runs: in kernels that never hold the scores of all pairs, or with these scores written out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class StepWork(NamedTuple):
     """The forward and backward pass of a micro-batch."""
 
     products: float
-    """Operations of products with the layers' weights, those that are repeated in the backward pass included."""
+    """Operations of products with the layers' weights, including those that the backward pass repeats."""
     head: float
     """Operations of products with the head's weights."""
     operands: float
@@ -63,9 +63,9 @@ class StepWork(NamedTuple):
     exponentials: float
     """Exponentials of softmaxes, and functions like them in pair networks."""
     traffic: float
-    """Bytes read and written by operators that are no products."""
+    """Bytes read and written by operators other than products."""
     calls: float
-    """Operators started."""
+    """How many operators are started."""
 
     @property
     def flops(self) -> float:
@@ -73,7 +73,7 @@ class StepWork(NamedTuple):
 
 
 class LayerSizes(NamedTuple):
-    """Widths of a layer, in numbers of a token."""
+    """Widths of a layer: how many numbers each token has."""
 
     stream: int
     """C."""
@@ -82,7 +82,7 @@ class LayerSizes(NamedTuple):
     keys: int
     """G D, and as many values."""
     inner: int
-    """Of the feed-forward part."""
+    """The inner width of the feed-forward part."""
     heads: int
 
 
@@ -99,7 +99,7 @@ def layer_sizes(config: VarifocalConfig) -> LayerSizes:
 
 
 class Passes(NamedTuple):
-    """Bytes that the operators between products read and write for a token, forward and backward, and their number."""
+    """What the operators between products read and write per token, forward and backward, and how many they are."""
 
     stream: float
     """Bytes for each number of the layer's width: norms, residuals, gradients that meet."""
@@ -120,9 +120,9 @@ PASSES: dict[str, Passes] = {
     "float32": Passes(stream=380, heads=308, inner=76, logits=36, weights=0, calls=190),
     "bfloat16": Passes(stream=490, heads=378, inner=47, logits=36, weights=12, calls=251),
 }
-"""Our CPU kernels, one pass a step; and transformers' modules, operator by operator, in both precisions."""
+""""native" is our CPU kernels, which make one pass each; the others are transformers' modules, operator by operator."""
 HEAD_PRECISION: Precision = "float32"
-"""In any precision: autocast does not reach the products inside of the loss."""
+"""The same for every training precision: autocast does not reach the products inside the loss."""
 CALLS_OUTSIDE = 75
 """Operators before and after the layers."""
 CALLS_OF_LOSS = 15
@@ -218,9 +218,9 @@ class Written(NamedTuple):
     keys: float
     branches: int
     kept: float
-    """Bytes kept of each key for the backward pass."""
+    """Bytes that are kept for the backward pass, per key."""
     moved: float
-    """Bytes moved of each key, forward and backward."""
+    """Bytes that are moved forward and backward, per key."""
 
 
 def written_scores(equation: Equation, part: MicroBatch, *, keys_read: float) -> Written:
@@ -260,7 +260,7 @@ def memory_by_part(
     accumulated: int = 1,
     native: bool = False,
 ) -> dict[str, float]:
-    """Bytes of one device by part, at the moment of a step when they are most, for a model of so many parameters."""
+    """The bytes that one device holds, by part, at the moment of a step when their sum is largest."""
     sizes, tokens = layer_sizes(config), part.tokens
     table = float(config.vocab_size * config.hidden_size)
     weights = layer_weights(sizes)
@@ -273,7 +273,7 @@ def memory_by_part(
         inputs = 4.0 * tokens * sizes.stream * config.num_hidden_layers
         kept, gates = inputs + kept / config.num_hidden_layers, gates / config.num_hidden_layers
     moments = {
-        # The logits of a chunk, while every layer's results wait; of the gradients, the head's is there.
+        # The logits of a chunk exist while every layer's results wait; of the gradients, only the head's exists.
         "loss": {"gradients": 4 * table, "loss": chunk_bytes(config, part), "workspace": 0.0},
         # The first layer of the backward pass.
         "backward": {"gradients": 4 * table, "loss": 0.0, "workspace": workspace_bytes(sizes, part, native=native)},
@@ -336,7 +336,7 @@ def chunk_bytes(config: VarifocalConfig, part: MicroBatch) -> float:
 
 
 def workspace_bytes(sizes: LayerSizes, part: MicroBatch, *, native: bool) -> float:
-    """What the backward pass of one layer holds for a while: the larger of its two halves."""
+    """The temporary bytes of one layer's backward pass: those of its larger half."""
     streams, inner = (2, 4) if native else (4, 7)
     feed_forward = 4.0 * streams * sizes.stream + part.narrow * inner * sizes.inner
     attention = 8.0 * sizes.stream + part.narrow * 3.0 * (sizes.queries + sizes.keys)

@@ -125,8 +125,8 @@ def adapt(
     losses: list[float] = []
     model.train()
     for step in range(plan.steps):
-        chosen = torch.arange(step * plan.batch, (step + 1) * plan.batch) % len(rows)
-        tokens = rows[chosen]
+        numbers = torch.arange(step * plan.batch, (step + 1) * plan.batch) % len(rows)
+        tokens = rows[numbers]
         output = model(input_ids=tokens, labels=tokens, use_cache=False)
         optimizer.zero_grad(set_to_none=True)
         output.loss.backward()

@@ -112,7 +112,7 @@ def translate_config(
         if mechanism != "dense":
             raise ValueError(
                 f"this {family} checkpoint was trained with sliding windows in some layers, {mechanism!r} would take "
-                "their place; load it as 'dense', which keeps them, or give each layer's mechanism to a config of yours"
+                "their place; load it as 'dense', which keeps them, or give each layer's mechanism in a config"
             )
         mechanism = ["dense" if window is None else "local" for window in windows]
         mechanism_options = [{} if window is None else {"window": window, "global_tokens": 0} for window in windows]
@@ -126,7 +126,7 @@ def translate_config(
 
 
 def sliding_layers(config: PretrainedConfig) -> list[int | None]:
-    """The sliding window of each layer, None where it reads everything. A mechanism of ours is no such layer."""
+    """The sliding window of each layer, None where it reads everything; layers of ours have none."""
     types = getattr(config, "layer_types", None)
     if types is None or config.model_type == VarifocalConfig.model_type:
         return [None] * int(config.num_hidden_layers)

@@ -20,7 +20,7 @@ from varifocal.retrofit.families import FAMILIES, take_over, translate_config
 from varifocal.retrofit.sources import open_source, read_tokenizer
 
 LONGEST = 2048
-"""The context for which options are chosen if none is asked for."""
+"""The context for which options are made if none is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +77,14 @@ def retrofit(
         translate_config(model.config, mechanism=mechanism)
     if context is None:
         context = min(LONGEST, sizes.max_position_embeddings)
-    chosen = starting_options(mechanism, sizes, context=context, options=options or {})
-    alone = make_mechanism(mechanism, sizes.head_shape(), **chosen)
+    settled = starting_options(mechanism, sizes, context=context, options=options or {})
+    alone = make_mechanism(mechanism, sizes.head_shape(), **settled)
     alone.start_as_dense()
     share = foreign_share(alone, context)
     torch.manual_seed(seed)
-    ours = take_over(model, mechanism=mechanism, mechanism_options=chosen or None)
+    ours = take_over(model, mechanism=mechanism, mechanism_options=settled or None)
     start_as_dense(ours)
-    return Retrofitted(ours, model, read_tokenizer(source), chosen, context, share)
+    return Retrofitted(ours, model, read_tokenizer(source), settled, context, share)
 
 
 def refuse_existing(folder: Path) -> None:

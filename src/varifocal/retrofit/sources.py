@@ -108,7 +108,7 @@ def read_foreign_config(place: Place, families: Iterable[str]) -> PretrainedConf
         if place.local:
             raise ValueError(f"the config of {place} cannot be read: {reason}") from error
         raise ValueError(
-            f"{place} cannot be had from the hub: {reason}; give a folder or a .gguf file on this machine"
+            f"{place} cannot be fetched from the hub: {reason}; give a folder or a .gguf file on this machine"
         ) from error
     family = config.model_type
     if family not in known:

@@ -33,6 +33,7 @@ def seal(writing: Path, checkpoint: Path, state: CheckpointState) -> None:
     Seal(state=state, files=files).write(writing / Seal.filename)
     discard(checkpoint)
     writing.rename(checkpoint)
+    # A rename is on the disk only once the folder that holds the name is.
     synchronize_folder(checkpoint.parent)
 
 

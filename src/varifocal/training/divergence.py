@@ -35,6 +35,7 @@ def where_it_diverges(model: VarifocalForCausalLM, batches: Sequence[Mapping[str
         if not bool(loss.isfinite()):
             return "in the loss itself"
         loss.backward()
+        # Gradients flow from the last part to the first: the first bad one on that way is the origin.
         for name, part in reversed(parts):
             gradients = (one.grad for one in part.parameters() if one.grad is not None)
             if not all(bool(gradient.isfinite().all()) for gradient in gradients):

@@ -43,6 +43,7 @@ def evaluate(
     try:
         for begin in range(0, count, batch_size):
             losses, context = row_losses(model, rows, list(range(begin, min(begin + batch_size, count))))
+            # right=True puts a context of exactly an edge into the bin that begins there.
             place = torch.bucketize(context, torch.tensor(edges), right=True) - 1
             sums.scatter_add_(0, place, losses)
             squares.scatter_add_(0, place, losses**2)

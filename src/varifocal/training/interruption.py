@@ -26,6 +26,7 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Notes the first SIGTERM or SIGINT instead of dying of it; the second one does what it always did."""
     request = StopRequest()
+    # Python lets only the main thread set signal handlers.
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -40,6 +40,7 @@ def decided_by_first(decide: Callable[[], Result]) -> Result:
     if distributed.get_rank() == 0:
         try:
             answer[0] = decide()
+        # The others wait in the broadcast below: an error must travel there too, or they would wait for ever.
         except (ValueError, OSError) as error:
             answer[1] = str(error)
     distributed.broadcast_object_list(answer)

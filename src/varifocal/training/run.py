@@ -58,6 +58,7 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(only_errors())
         stack.enter_context(explained(folder.path))
+        # A config that cannot make a model fails here, before anything is written.
         model_config(config, None)
         arguments = training_arguments(config, folder)
         first = arguments.process_index == 0
@@ -85,6 +86,7 @@ def train(
             rank=arguments.process_index,
             world_size=arguments.world_size,
         )
+        # Too few validation tokens for a row would otherwise be found after the first steps.
         data.split("validation").rows(length=config.optimization.length)
         total = config.optimization.total_steps
         beginning = decided_by_first(lambda: begin(config, folder, data, resume=resume, say=say))
@@ -269,6 +271,7 @@ def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, traine
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     if trainer.first:
+        # A pickle, which nobody should need to load.
         (writing / "training_args.bin").unlink(missing_ok=True)
         shutil.copyfile(data.folder / entry.file, writing / "tokenizer.json")
         discard(folder.model)

@@ -95,6 +95,7 @@ class RunTrainer(Trainer):
     ) -> None:
         """`metrics` is None in all processes but the first; `resident_before` is what stood before the model did."""
         super().__init__(model=model, args=arguments)
+        # It prints every log as a dict; progress is told by `say`.
         self.remove_callback(PrinterCallback)
         self.add_callback(Schedule(self))
         self.config, self.folder, self.batches, self.validation = config, folder, batches, validation
@@ -180,9 +181,11 @@ class RunTrainer(Trainer):
         """As in Trainer; before the optimizer steps, the losses of all processes are added and everything is finite."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         names = sorted(self._sums)
+        # A signal may reach one process only; all must stop after the same step, so requests are added up too.
         request = torch.tensor(float(self.stop.received), dtype=torch.float64, device=self.args.device)
         together = summed_over_processes(torch.stack([*(self._sums[name] for name in names), request]))
         values = together.tolist()
+        # The last value is the request to stop, which has no name.
         self._step_losses = dict(zip(names, values, strict=False))
         self._sums = {}
         self.stopping = values[-1] > 0
@@ -210,6 +213,7 @@ class RunTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Record a step; Trainer's own history would be written again with every checkpoint."""
+        # Trainer also logs a summary when training ends; only steps carry a learning rate.
         if "learning_rate" not in logs:
             return
         now = time.perf_counter()
@@ -323,6 +327,7 @@ class Schedule(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         held = self.trainer.config.optimization.gate_warmup_steps
+        # At the start, at the release, and where a resumed run begins; in between the warmth does not change.
         if held and (state.global_step in (0, held, self.trainer.beginning.step)):
             set_gate_warmth(self.trainer.model, 0.0 if state.global_step < held else 1.0)
         return control
@@ -334,6 +339,7 @@ class Schedule(TrainerCallback):
         last = step >= config.optimization.total_steps
         control.should_log = True
         control.should_evaluate = last or step % config.validation.every == 0
+        # After the last step the model itself is saved; a checkpoint would serve nobody.
         control.should_save = not last and (step % config.checkpoints.every == 0 or self.trainer.stopping)
         control.should_training_stop = last or self.trainer.stopping
         return control

@@ -231,6 +231,7 @@ def check_ties(subject: Subject, bench: Bench) -> float:
         tokens = tokens._replace(x=tokens.x.index_select(1, double), k=tokens.k.index_select(2, double))
         parameters = [(parameter, parameter.clone()) for parameter in subject.parameters()]
         for parameter, _ in parameters:
+            # Whole numbers multiply and add without rounding, so that equal scores are equal exactly.
             parameter.round_()
         try:
             whole = subject.output(tokens)
@@ -244,8 +245,8 @@ def check_ties(subject: Subject, bench: Bench) -> float:
                 parameter.copy_(kept)
     if selected is not None:
         number = torch.where(selected >= 0, selected // unit, -1)
-        chosen = (number[..., None] == torch.arange(length // unit, device=bench.device)).any(dim=3)  # [B, H, T, units]
-        if bool((chosen[..., 1::2] & ~chosen[..., 0::2]).any()):
+        taken = (number[..., None] == torch.arange(length // unit, device=bench.device)).any(dim=3)  # [B, H, T, units]
+        if bool((taken[..., 1::2] & ~taken[..., 0::2]).any()):
             raise BrokenError("of two equal scores the higher index was selected, expected the lower")
     return compare(bench, None, None, whole, torch.cat(outputs, dim=2), "chunk by chunk with equal scores")
 

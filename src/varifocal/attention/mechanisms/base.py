@@ -103,6 +103,7 @@ class MechanismOutput:
             place = self.layout.query_place
             same = self.equation.all_read_everything(place)
             found["gate"] = self.equation.weights[..., 0].detach()
+            # Padding has no decision either; its place is negative.
             found["decides"] = (place >= 0 if same.ndim == 2 else (place >= 0)[:, None]) & ~same
         for selected in self.attended.selected:
             if selected is not None:
@@ -258,6 +259,7 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         self.check(x, q, k)
         if memory is not None:
             remembered = memory.append(x, q, k, v, layout=layout)
+        # A whole text: a memory that lives for this call makes the notes that the mechanism reads.
         elif positions is None and q.shape[2] == k.shape[2]:
             remembered = self.memory().append(x, q, k, v, layout=layout)
         else:
@@ -279,6 +281,7 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         k, v = remembered.k, remembered.v
         if layout is None:
             layout = lay_out(q, k, v, documents=documents, positions=positions)
+        # A memory of a window keeps the last keys alone, and the model's layout counts all of them.
         elif layout.keys != k.shape[2]:
             layout = layout.of_last(k.shape[2])
         call = Call(x, q, remembered, layout, backend)
@@ -321,6 +324,7 @@ def typical_equation(mechanism: Mechanism[Any], length: int, *, seed: int | None
     """
     shape = mechanism.shape
     parameter = next(mechanism.parameters(), torch.empty(0))
+    # One number, expanded: a long text of zeros takes no memory.
     zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
     x = zero.expand(1, length, shape.model_width)
     if seed is not None:

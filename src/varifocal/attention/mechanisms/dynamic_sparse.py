@@ -88,11 +88,13 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
         return IndexKeys(self.key_weight, RankedBlocks(self.config.block, of="index_keys") if blocks else None)
 
     def equation(self, call: Call) -> Equation:
+        # Detached: the indexer must not bend the model's queries to be easy to rank.
         queries = project_heads(call.q.detach(), self.query_weight)
         return Equation((self.config.top_k(Indexer(queries, self.note(call, "index_keys"))) | Window(1),))
 
     def losses(self, call: Call, equation: Equation, attended: Attended) -> dict[str, Tensor]:
         """The divergence that trains the indexer."""
+        # The divergence reads the selected keys once more; where nothing trains, that would be wasted.
         if not (self.training and torch.is_grad_enabled() and self.config.divergence):
             return {}
         (top_k,) = (one for one in members(equation.branches[0]) if isinstance(one, TopK))

@@ -154,10 +154,12 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
         if is_dataclass(default) and not isinstance(value, type(default)):
             values[option] = inner_config(option, owner, value, default)
             continue
+        # bool is a subclass of int, and True is not a number of keys.
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if isinstance(default, bool | str):
             fits = isinstance(value, type(default))
         elif isinstance(default, int):
+            # 1e3 is a float to TOML, and a whole number to people.
             fits = number and float(value).is_integer()
         elif isinstance(default, float) or default is None:
             fits = number or (default is None and value is None)

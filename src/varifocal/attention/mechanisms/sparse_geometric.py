@@ -118,6 +118,7 @@ class SparseGeometric(Mechanism[SparseGeometricConfig]):
         if self.bias is not None and self.config.bias is not None:
             nn.init.constant_(self.bias, self.config.bias)
         if self.gamma is not None:
+            # softplus(log(e - 1)) = 1.
             nn.init.constant_(self.gamma, math.log(math.e - 1))
 
     def memory(self) -> Memory:

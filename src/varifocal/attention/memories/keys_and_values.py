@@ -45,6 +45,7 @@ class KeysAndValues(Memory):
             self.forget_shortcuts()
             return None
         block = self.ranked.block
+        # The means missed some tokens, or there is no room for another block: pool all keys again, with room to spare.
         if self.means is None or self.pooled != length - new or self.means.shape[2] * block < length:
             room = self.rows[self.ranked.of].room
             size = length if room is None else max(length, room.shape[2])

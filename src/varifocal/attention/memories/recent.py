@@ -21,6 +21,7 @@ class RecentKeys(Memory):
     def forget_unread(self) -> None:
         if not self.records_past:
             for rows in self.rows.values():
+                # The next query brings its own key, so one fewer is enough.
                 rows.keep_last(self.reach - 1)
 
     def crop(self, tokens: int) -> None:

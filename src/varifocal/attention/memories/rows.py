@@ -74,6 +74,7 @@ class Rows:
             return
         dropped = self.length - tokens
         self.filled = self.filled[:, :, dropped:]
+        # A view would keep the whole text's memory alive; a room of about the window's size may stay.
         mine = self.room is not None and self.room.shape[2] <= 2 * (tokens + LEAST_ROOM)
         if mine:
             self.begin += dropped

@@ -31,9 +31,11 @@ class SegmentSummaries(Memory):
         queries, k, v = remembered.notes["queries"], remembered.k, remembered.v
         length = k.shape[2]
         one_document = layout is None or layout.one_document
+        # Segments of packed documents begin at every document; only those of one text lie at multiples of the length.
         if new == length or not one_document or (torch.is_grad_enabled() and k.requires_grad):
             self.forget_shortcuts()
             return None
+        # Tokens came or went without a call of this: what was summarized may not be there any more.
         if self.summarized != length - new:
             self.forget_shortcuts()
         known = 0 if self.summaries is None else self.summaries.shape[2]

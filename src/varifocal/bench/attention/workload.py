@@ -164,7 +164,7 @@ class Inputs:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor], *, only: type[Any] | None = None) -> Any:
-    """A frozen value with every floating tensor inside of it changed; with `only`, those inside of that type."""
+    """A frozen value with every floating tensor inside it changed; with `only`, those inside that type."""
     if isinstance(value, Tensor):
         return change(value) if only is None and value.is_floating_point() else value
     if isinstance(value, tuple):

@@ -34,6 +34,7 @@ class DistanceBias(Score):
         return False
 
     def rate(self, products: Tensor, pairs: Pairs) -> Tensor:
+        # Later keys have negative distances, which gather does not take; they are masked in any case.
         distance = pairs.distance.clamp(0, self.table.shape[-1] - 1)  # [B, 1, T, S]
         table = self.table[None, :, None] if self.table.ndim == 2 else self.table  # [B or 1, H, T or 1, N]
         shape = torch.broadcast_shapes(table.shape[:3], distance.shape[:3])  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-// The state of the page in the part of its address behind the #, which browsers send to nobody.
+// The state of the page in the part of its address after the #, which browsers send to nobody.
 
 const FIELDS = ["layer", "head", "gates", "colour"];
 

@@ -1,4 +1,4 @@
-// What one token reads and what the model expects behind it.
+// What one token reads and what the model expects after it.
 
 import { percent } from "./shades.js";
 import { written } from "./tokens.js";

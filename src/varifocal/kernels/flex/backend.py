@@ -40,7 +40,7 @@ from varifocal.kernels.flex.key_sets import Drawn, EarlierSummaries, KeySet, Pat
 from varifocal.kernels.flex.nesting import chain, fixed_members, rings
 from varifocal.kernels.flex.pair_scores import pair_score
 from varifocal.kernels.flex.reading import Reading
-from varifocal.kernels.flex.selection import capacity, select, selected
+from varifocal.kernels.flex.selection import capacity, listed, select
 from varifocal.kernels.flex.summaries import summarise
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,7 +50,7 @@ class Executor(Protocol):
     """Evaluates a reading."""
 
     def __call__(self, reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
-        """The output [B, H, T, D] and the log-sum-exp [B, H, T]; `at_end` if the queries are known to be the last
+        """The output [B, H, T, D] and the logsumexp [B, H, T]; `at_end` if the queries are known to be the last
         ones of one document."""
 
 
@@ -135,14 +135,14 @@ def nothing(problem: Problem) -> Attended:
     """The answer where there are no queries."""
     shape = problem.q.shape[:3]
     keys = problem.k.shape[2]
-    choices: list[Tensor | None] = []
+    selections: list[Tensor | None] = []
     for branch in problem.branches:
         found = [member for member in members(branch) if isinstance(member, TopK)]
         width = capacity(found[0], keys) if found else 0
         empty = torch.empty(*shape, width, dtype=torch.int32, device=problem.q.device)
-        choices.append(empty if found else None)
+        selections.append(empty if found else None)
     logsumexp = problem.q.new_empty(*shape, len(problem.branches), dtype=accumulation_dtype(problem.q.dtype))
-    return Attended(torch.zeros_like(problem.q), logsumexp, tuple(choices))
+    return Attended(torch.zeros_like(problem.q), logsumexp, tuple(selections))
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +189,7 @@ def make_scene(problem: Problem, dtype: torch.dtype) -> Scene:
     q, k, v = (part.to(dtype) for part in (problem.q, problem.k, problem.v))
     blind = (layout.start > layout.position)[:, None, :, None]  # [B, 1, T, 1]
     unseen = ~seen_keys(layout)[:, None, :, None]  # [B, 1, S, 1]
+    # One document without padding, read to its end: every key is seen, and there is nothing to blank.
     if not (layout.one_document and layout.at_end):
         q, k, v = q.masked_fill(blind, 0.0), k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
     score = problem.score.prepare(accumulation_dtype(dtype), blind, unseen)
@@ -200,6 +201,7 @@ def seen_keys(layout: Layout) -> Tensor:
     """bool [B, S]: the keys that some query may see, those up to the last query of each document."""
     batch, keys = layout.key_start.shape
     reach = torch.full((batch, keys + 1), -1, device=layout.start.device)
+    # Documents are named by their start; the start of padding is S, hence one entry more than keys.
     reach = reach.scatter_reduce(1, layout.start, layout.position, "amax")
     index = torch.arange(keys, device=reach.device)
     return (index >= layout.key_start) & (index <= reach.gather(1, layout.key_start))
@@ -216,7 +218,7 @@ class Found:
 def read_all(branches: tuple[Branch, ...], scene: Scene, execute: Executor) -> Found:
     """Every branch's own softmax; branches inside each other share their readings."""
     parts: dict[int, Part] = {}
-    choices: list[Tensor | None] = [None] * len(branches)
+    selections: list[Tensor | None] = [None] * len(branches)
     nested = chain(branches)
     if nested is not None:
         inner: list[Part] = []
@@ -227,20 +229,20 @@ def read_all(branches: tuple[Branch, ...], scene: Scene, execute: Executor) -> F
             inner = [parts[number]]
     for number, branch in enumerate(branches):
         if number not in parts:
-            parts[number], choices[number] = read(branch, scene, execute)
-    return Found([parts[number] for number in range(len(branches))], choices)
+            parts[number], selections[number] = read(branch, scene, execute)
+    return Found([parts[number] for number in range(len(branches))], selections)
 
 
 def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor | None]:
     """One softmax over all that a branch reads, and what its top-k (if it has one) selected."""
     fixed: list[FixedBranch] = []
     sets: list[KeySet] = []
-    choice: Tensor | None = None
+    found: Tensor | None = None
     for member in members(branch):
         if isinstance(member, TopK):
-            chosen = select(member, scene.q, scene.k, scene.score, scene.layout, scene.block_means)
-            choice = selected(chosen, member, scene.k.shape[2])
-            sets.append(chosen)
+            selected = select(member, scene.q, scene.k, scene.score, scene.layout, scene.block_means)
+            found = listed(selected, member, scene.k.shape[2])
+            sets.append(selected)
         elif isinstance(member, SoftWindow):
             width = member.width.to(scene.dtype)
             sets.append(Soft(member, width, width.detach()))
@@ -257,7 +259,7 @@ def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor 
     for member in members(branch):
         if isinstance(member, Segments):
             parts += read_summaries(member, scene, execute)
-    return join(parts), choice
+    return join(parts), found
 
 
 def read_summaries(branch: Segments, scene: Scene, execute: Executor) -> list[Part]:

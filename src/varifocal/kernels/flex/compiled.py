@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from varifocal.kernels.flex.compiler_settings import generating
-from varifocal.kernels.flex.dense import log_sum_exp
+from varifocal.kernels.flex.dense import find_logsumexp
 from varifocal.kernels.flex.reading import Reading
 from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
 
@@ -22,7 +22,7 @@ VARIANTS = 16
 
 
 def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
-    """The output [B, H, T, D] and log-sum-exp [B, H, T] of a reading; 0 and minus infinity where nothing is read."""
+    """The output [B, H, T, D] and logsumexp [B, H, T] of a reading; 0 and minus infinity where nothing is read."""
     on_cpu = reading.q.device.type == "cpu"
     tiles = make_tiles(reading, at_end=at_end, backward=not on_cpu and torch.is_grad_enabled())
     width = reading.q.shape[-1]
@@ -33,8 +33,8 @@ def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
     run = compiled_for(kind(reading))
     with generating(on_cpu=on_cpu):
         output, logsumexp = run(q, k, v, reading, tiles, not on_cpu)
-    # A compiled kernel has no log-sum-exp on a CPU.
-    return output[..., :width], log_sum_exp(reading) if logsumexp is None else logsumexp
+    # A compiled kernel has no logsumexp on a CPU.
+    return output[..., :width], find_logsumexp(reading) if logsumexp is None else logsumexp
 
 
 def filled_up(heads: Tensor, *, on_cpu: bool) -> Tensor:

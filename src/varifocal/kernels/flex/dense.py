@@ -1,6 +1,6 @@
 """A reading in plain torch, all pairs of some queries at a time: what FlexAttention's functions mean, differentiable.
 
-It gives the log-sum-exp where a compiled kernel cannot (on a CPU), and lets the gradients of the very functions that a
+It gives the logsumexp where a compiled kernel cannot (on a CPU), and lets the gradients of the very functions that a
 GPU's kernel is generated from be compared with the reference's.
 """
 
@@ -16,7 +16,7 @@ PAIRS_AT_A_TIME = 1 << 22
 
 
 def attend_dense(reading: Reading, *, at_end: bool = False) -> tuple[Tensor, Tensor]:
-    """The output [B, H, T, D] and log-sum-exp [B, H, T] of a reading; 0 and minus infinity where nothing is read."""
+    """The output [B, H, T, D] and logsumexp [B, H, T] of a reading; 0 and minus infinity where nothing is read."""
     dtype = accumulation_dtype(reading.q.dtype)
     scores = score_pairs(reading, 0, reading.q.shape[2])
     blind = (scores == float("-inf")).all(dim=-1)
@@ -28,8 +28,8 @@ def attend_dense(reading: Reading, *, at_end: bool = False) -> tuple[Tensor, Ten
     return output, scores.logsumexp(dim=-1).masked_fill(blind, float("-inf"))
 
 
-def log_sum_exp(reading: Reading) -> Tensor:
-    """The log-sum-exp [B, H, T] alone, a few queries at a time; no gradient."""
+def find_logsumexp(reading: Reading) -> Tensor:
+    """The logsumexp [B, H, T] alone, a few queries at a time; no gradient."""
     batch, heads, queries, _ = reading.q.shape
     at_once = max(1, PAIRS_AT_A_TIME // max(1, batch * heads * reading.k.shape[2]))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Softmaxes over sets without common keys, joined into one over all of them, by their log-sum-exps."""
+"""Softmaxes over sets without common keys, joined into one over all of them, by their logsumexps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def join(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
     logsumexps = torch.stack([part.logsumexp for part in parts], dim=-1)  # [B, H, T, P]
+    # The shift cancels in the result, so no gradient needs to follow it.
     highest = logsumexps.detach().amax(dim=-1, keepdim=True)
+    # Minus infinity minus itself would be NaN where no part read anything.
     highest = torch.where(highest == float("-inf"), 0.0, highest)
     shares = (logsumexps - highest).exp()
     total = shares.sum(dim=-1, keepdim=True)

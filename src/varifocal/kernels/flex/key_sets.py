@@ -88,13 +88,13 @@ class Soft(KeySet):
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen(KeySet):
-    """The keys, or the blocks of keys, that a selection chose for each query and head."""
+class Selected(KeySet):
+    """The keys, or the blocks of keys, that a top-k selected for each query and head."""
 
     keys: Tensor
     """int32 [B, H, T, P]: indices of keys (of first keys of blocks), ascending, then NONE; P a power of two."""
     own: OwnBlock | None
-    """The query's own block, if blocks were chosen; None if keys were."""
+    """The query's own block, if blocks were selected; None if keys were."""
 
     def holds(self, pair: Pair) -> Tensor:
         if self.own is None:
@@ -104,12 +104,13 @@ class Chosen(KeySet):
         return self.lists(pair, first) | self.own.allows(pair.query_place, place)
 
     def lists(self, pair: Pair, wanted: Tensor) -> Tensor:
-        """bool: whether `wanted` was chosen, by bisection: exact, and the same forward and backward."""
+        """bool: whether `wanted` was selected, by bisection: exact, and the same forward and backward."""
         at = torch.zeros_like(wanted)
+        # The list's width is a power of two, so a fixed number of halvings ends at one entry, without branches.
         step = self.keys.shape[3] // 2
         while step:
-            behind = self.keys[pair.batch, pair.head, pair.query, at + (step - 1)] < wanted
-            at = torch.where(behind, at + step, at)
+            lower = self.keys[pair.batch, pair.head, pair.query, at + (step - 1)] < wanted
+            at = torch.where(lower, at + step, at)
             step //= 2
         return self.keys[pair.batch, pair.head, pair.query, at] == wanted
 

@@ -1,7 +1,7 @@
 """Branches that lie inside each other share their work: each reads the ring that the one inside it leaves.
 
 For a window inside causal attention the two rings are the near and the far keys. Both together cost what one attention
-costs, and causal attention is their sum, joined by their log-sum-exps.
+costs, and causal attention is their sum, joined by their logsumexps.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def holds(outer: tuple[FixedBranch, ...], inner: tuple[FixedBranch, ...]) -> boo
     """Whether it is known that every key of `inner` is one of `outer`."""
     if any(isinstance(member, Causal) for member in outer):
         return True
+    # Windows are compared by size; of other branches it is only known that each holds itself.
     widest = max((widest_window(member) or 0 for member in outer), default=0)
     return all(
         size <= widest if (size := widest_window(member)) is not None else any(member is other for other in outer)

@@ -19,7 +19,7 @@ class Pair(NamedTuple):
     position: Tensor
     """The index of the query's own key."""
     start: Tensor
-    """The index of the first key of the query's document; behind `position` for padding."""
+    """The index of the first key of the query's document; after `position` for padding."""
 
     @property
     def query_place(self) -> Tensor:

@@ -48,6 +48,7 @@ class Reading:
         weights = [member.log_weight(pair) for member in self.sets]
         if all(weight is None for weight in weights):
             return score
+        # One set alone: the mask already leaves out what it does not hold.
         if len(weights) == 1 and weights[0] is not None:
             return score + weights[0]
         largest: Tensor | None = None
@@ -56,6 +57,7 @@ class Reading:
             weight = torch.where(allowed, 0.0 if weight is None else weight, float("-inf"))
             largest = weight if largest is None else torch.maximum(largest, weight)
         assert largest is not None
+        # Minus infinity would reach the gradient of pairs that the mask leaves out anyway.
         return score + torch.where(largest == float("-inf"), 0.0, largest)
 
     def pair(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Pair:

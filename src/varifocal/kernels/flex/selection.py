@@ -1,7 +1,7 @@
-"""What a top-k reads: the best keys or blocks of each query, a few queries at a time. A choice has no gradient.
+"""What a top-k reads: the best keys or blocks of each query, a few queries at a time. A selection has no gradient.
 
-The k-th best score of a query is its threshold. What lies above it is chosen, and of what equals it the lowest indices,
-as many as are left: exactly k, whatever the ties.
+The k-th best score of a query is its threshold. What lies above it is selected. Of what equals it, the lowest indices
+fill up the rest: exactly k are selected, whatever the ties.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from varifocal.equations.branches import TopK
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import accumulation_dtype
 from varifocal.equations.scores import Pairs, Score
-from varifocal.kernels.flex.key_sets import Chosen
+from varifocal.kernels.flex.key_sets import Selected
 from varifocal.kernels.flex.whole_blocks import earlier, first_keys, gather_blocks
 
 PAIRS_AT_A_TIME = 1 << 23
 """Bounds the scores that exist at once."""
 NONE = torch.iinfo(torch.int32).max
-"""Stands behind the last chosen key; higher than any index."""
+"""Follows the last selected key in a list; higher than any index."""
 
 Rank = Callable[[slice], Tensor]
-"""Scores [B, I, T', N] of some queries, minus infinity for what they may not choose."""
+"""Scores [B, I, T', N] of some queries, minus infinity for what they may not select."""
 
 
-def select(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, means: Tensor | None) -> Chosen:
-    """The choice of every query and head, from q [B, H, T, D], k [B, G, S, D] and a prepared score.
+def select(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, means: Tensor | None) -> Selected:
+    """What every query and head selects, from q [B, H, T, D], k [B, G, S, D] and a prepared score.
 
     `means` [B, G, N, D] are those of the blocks of keys (or of the indexer's), if a memory keeps them.
     """
@@ -37,25 +37,26 @@ def select(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, mean
         if top_k.indexer is not None:
             queries, keys = top_k.indexer.queries, top_k.indexer.keys
         if top_k.select == "exact":
-            chosen = choose_keys(top_k, queries, keys, score, layout)
+            found = select_keys(top_k, queries, keys, score, layout)
         else:
-            chosen = choose_blocks(top_k, queries, keys, score, layout, means)
-        chosen = chosen.repeat_interleave(q.shape[1] // max(1, chosen.shape[1]), dim=1)
-        return Chosen(chosen, top_k.own if top_k.select == "blocks" else None)
+            found = select_blocks(top_k, queries, keys, score, layout, means)
+        # An indexer may rank once for several query heads; each of these reads the same selection.
+        found = found.repeat_interleave(q.shape[1] // max(1, found.shape[1]), dim=1)
+        return Selected(found, top_k.own if top_k.select == "blocks" else None)
 
 
-def selected(chosen: Chosen, top_k: TopK, keys: int) -> Tensor:
-    """The choice as attend returns it: int32 [B, H, T, K], -1 behind the last."""
-    listed = chosen.keys[..., : capacity(top_k, keys)]
-    return torch.where(listed == NONE, -1, listed)
+def listed(selected: Selected, top_k: TopK, keys: int) -> Tensor:
+    """A selection as attend returns it: int32 [B, H, T, K], -1 after the last."""
+    found = selected.keys[..., : capacity(top_k, keys)]
+    return torch.where(found == NONE, -1, found)
 
 
 def capacity(top_k: TopK, keys: int) -> int:
-    """The most that any query of a row of `keys` keys chooses."""
+    """The most that any query of a row of `keys` keys selects."""
     return top_k.most_keys(keys) if top_k.select == "exact" else top_k.most_blocks(keys)
 
 
-def choose_keys(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout) -> Tensor:
+def select_keys(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout) -> Tensor:
     """int32 [B, I, T, P]: the best keys of each query, ascending, then NONE."""
     index = torch.arange(layout.keys, device=q.device)
 
@@ -69,7 +70,7 @@ def choose_keys(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout)
     return best(rank, budget, candidates=layout.keys, heads=q.shape[1], most=capacity(top_k, layout.keys))
 
 
-def choose_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, means: Tensor | None) -> Tensor:
+def select_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layout, means: Tensor | None) -> Tensor:
     """int32 [B, I, T, P]: the first keys of the best complete blocks before each query's own, ascending, then NONE."""
     first = first_keys(layout, top_k.block)  # [B, N]
     slots = first.shape[1]
@@ -85,16 +86,18 @@ def choose_blocks(top_k: TopK, q: Tensor, k: Tensor, score: Score, layout: Layou
         return scores.masked_fill(~open_to[:, None], float("-inf"))
 
     budget = top_k.blocks_per_query(layout.query_place)
-    chosen = best(rank, budget, candidates=slots, heads=q.shape[1], most=capacity(top_k, layout.keys))
+    selected = best(rank, budget, candidates=slots, heads=q.shape[1], most=capacity(top_k, layout.keys))
     if not slots:
-        return chosen
-    found = first[:, None, None].expand(*chosen.shape[:3], -1).gather(3, chosen.clamp(max=slots - 1).long())
-    return torch.where(chosen == NONE, NONE, found).int()
+        return selected
+    # NONE would be out of range for gather; its place holds anything, and NONE again in the next line.
+    found = first[:, None, None].expand(*selected.shape[:3], -1).gather(3, selected.clamp(max=slots - 1).long())
+    return torch.where(selected == NONE, NONE, found).int()
 
 
 def best(rank: Rank, budget: Tensor, *, candidates: int, heads: int, most: int) -> Tensor:
     """int32 [B, I, T, P]: the `budget` [B, T] best of all candidates for each query, ascending, then NONE."""
     batch, queries = budget.shape
+    # A row may hold fewer complete blocks than the budget allows.
     most = min(most, candidates)
     listed = torch.full((batch, heads, queries, list_width(most)), NONE, dtype=torch.int32, device=budget.device)
     if not most:
@@ -108,13 +111,16 @@ def best_of(scores: Tensor, budget: Tensor, most: int) -> Tensor:
     """int32 [B, I, T', most]: the indices of the `budget` [B, 1, T', 1] highest scores [B, I, T', N], then NONE."""
     nothing = float("-inf")
     highest = scores.topk(most, dim=-1).values
+    # A budget of 0, that of padding, looks at the best score here; `budget > 0` takes it out again below.
     threshold = highest.gather(-1, (budget - 1).clamp(min=0).expand(*scores.shape[:3], 1))
     above = scores > threshold
+    # Where fewer than k keys may be read the threshold is minus infinity, and masked keys must not count as equal.
     equal = (scores == threshold) & (scores > nothing)
     room = budget - above.sum(dim=-1, keepdim=True)
-    chosen = (above | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= room))) & (budget > 0)
+    selected = (above | (equal & (equal.cumsum(dim=-1, dtype=torch.int32) <= room))) & (budget > 0)
     index = torch.arange(scores.shape[-1], device=scores.device, dtype=torch.int32)
-    ascending = torch.where(chosen, index, NONE).topk(most, dim=-1, largest=False)
+    # torch.sort would order all N entries; the lowest `most` are enough, since NONE is higher than any index.
+    ascending = torch.where(selected, index, NONE).topk(most, dim=-1, largest=False)
     return ascending.values
 
 

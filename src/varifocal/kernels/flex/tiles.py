@@ -1,6 +1,6 @@
 """Which tiles of 128 queries and 128 keys hold a pair that is read: FlexAttention skips all others.
 
-A pattern of positions is looked at pair by pair, a few rows of tiles at a time; what a selection chose is entered key
+A pattern of positions is looked at pair by pair, a few rows of tiles at a time; what a top-k selected is entered key
 by key. Nothing of size T x S exists. Patterns of texts without documents are kept for the next call.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from varifocal.equations.branches import FixedBranch, Window
-from varifocal.kernels.flex.key_sets import Chosen, Drawn, KeySet, Pattern, Soft
+from varifocal.kernels.flex.key_sets import Drawn, KeySet, Pattern, Selected, Soft
 from varifocal.kernels.flex.pair import Pair
 from varifocal.kernels.flex.reading import Reading
 
@@ -48,19 +48,20 @@ class Tiles:
 
 def make_tiles(reading: Reading, *, at_end: bool, backward: bool) -> Tiles:
     """The tiles of a reading; `at_end` if its queries are known to be the last ones of one document."""
-    patterns = tuple(tile_pattern(member) for member in reading.sets if not isinstance(member, Chosen))
-    choices = [member for member in reading.sets if isinstance(member, Chosen)]
-    chosen = [choice_tiles(choice, reading) for choice in choices]
-    patterns += tuple(Pattern((choice.own,)) for choice in choices if choice.own is not None)
+    patterns = tuple(tile_pattern(member) for member in reading.sets if not isinstance(member, Selected))
+    selections = [member for member in reading.sets if isinstance(member, Selected)]
+    selected = [selected_tiles(one, reading) for one in selections]
+    patterns += tuple(Pattern((one.own,)) for one in selections if one.own is not None)
     # A tile is full only if it follows from positions that every pair of it is read.
-    exact = not choices and not any(isinstance(member, Soft) for member in reading.sets)
-    if not chosen and at_end and all(isinstance(pattern, Pattern) for pattern in patterns):
+    exact = not selections and not any(isinstance(member, Soft) for member in reading.sets)
+    if not selected and at_end and all(isinstance(pattern, Pattern) for pattern in patterns):
+        # Only here do the tiles follow from pattern and lengths alone, so that another call may use them again.
         kept = Kept(fingerprint(patterns), patterns)
         if kept.pattern is not None:
             sizes = (reading.q.shape[2], reading.k.shape[2])
             return kept_tiles(kept, *sizes, exact=exact, backward=backward, device=reading.q.device)
     touched, covered = pattern_tiles(patterns, reading) if patterns else (None, None)
-    for found in chosen:
+    for found in selected:
         touched = found if touched is None else touched | found
     assert touched is not None
     return list_tiles(touched, covered if exact else None, backward=backward)
@@ -129,6 +130,7 @@ def look(patterns: tuple[KeySet, ...], position: Tensor, start: Tensor, keys: in
         for pattern in patterns[1:]:
             allowed = allowed | pattern.allows(pairs)
         allowed = allowed.expand(batch, end - begin, keys)
+        # Padding counts as not allowed: a tile at the border is never full, and each of its pairs is asked.
         allowed = F.pad(allowed, (0, columns * TILE - keys, 0, -(end - begin) % TILE))
         allowed = allowed.view(batch, -1, TILE, columns, TILE)
         some.append(allowed.any(dim=4).any(dim=2))
@@ -136,17 +138,18 @@ def look(patterns: tuple[KeySet, ...], position: Tensor, start: Tensor, keys: in
     return torch.cat(some, dim=1)[:, None], torch.cat(every, dim=1)[:, None]
 
 
-def choice_tiles(choice: Chosen, reading: Reading) -> Tensor:
-    """bool [B, H, R, C]: tiles with a key that one of their queries chose."""
+def selected_tiles(selected: Selected, reading: Reading) -> Tensor:
+    """bool [B, H, R, C]: tiles with a key that one of their queries selected."""
     keys = reading.k.shape[2]
-    batch, heads, queries, _ = choice.keys.shape
+    batch, heads, queries, _ = selected.keys.shape
     rows, columns = -(-queries // TILE), -(-keys // TILE)
-    length = 1 if choice.own is None else choice.own.length
-    touched = torch.zeros(batch, heads, rows, columns + 1, dtype=torch.bool, device=choice.keys.device)
-    row = torch.arange(queries, device=choice.keys.device) // TILE
+    length = 1 if selected.own is None else selected.own.length
+    touched = torch.zeros(batch, heads, rows, columns + 1, dtype=torch.bool, device=selected.keys.device)
+    row = torch.arange(queries, device=selected.keys.device) // TILE
+    # A selected block may span several tiles: look at every TILE-th key of it, and at its last.
     for offset in {*range(0, length, TILE), length - 1}:
-        # What was not chosen is entered in a column that is cut off again.
-        column = torch.where(choice.keys < keys, (choice.keys + offset) // TILE, columns).clamp(max=columns)
+        # What was not selected is entered in a column that is cut off again.
+        column = torch.where(selected.keys < keys, (selected.keys + offset) // TILE, columns).clamp(max=columns)
         cell = (row[:, None] * (columns + 1) + column).flatten(2)  # [B, H, T P]
         touched = touched.flatten(2).scatter(2, cell.long(), True).view_as(touched)
     return touched[..., :columns]
@@ -155,6 +158,7 @@ def choice_tiles(choice: Chosen, reading: Reading) -> Tensor:
 def list_tiles(touched: Tensor, covered: Tensor | None, *, backward: bool) -> Tiles:
     """Lists of the tiles that are read [B, H, R, C], those that are read whole apart."""
     rows, columns = touched.shape[2:]
+    # torch.compile specializes on sizes of 1; an empty tile more costs nothing.
     margin = (0, max(0, 2 - columns), 0, max(0, 2 - rows))
     touched = F.pad(touched, margin)
     covered = torch.zeros_like(touched) if covered is None else F.pad(covered, margin)
@@ -167,5 +171,6 @@ def list_tiles(touched: Tensor, covered: Tensor | None, *, backward: bool) -> Ti
 
 def ordered(cells: Tensor) -> tuple[Tensor, Tensor]:
     """How many cells of each row [B, H, R] are set, and all columns [B, H, R, C], the set ones first and ascending."""
+    # Stable, so that the columns of set cells stay in ascending order.
     order = cells.int().argsort(dim=-1, descending=True, stable=True)
     return cells.sum(dim=-1, dtype=torch.int32), order.int().contiguous()

@@ -17,7 +17,8 @@ def first_keys(layout: Layout, length: int) -> Tensor:
     """int64 [B, N], N = S // length: the first key of the complete block in each slot; S where there is none."""
     keys, slots = layout.keys, layout.keys // length
     place = layout.key_place
-    last = F.pad(layout.key_start, (0, length - 1), value=-1)[:, length - 1 :]  # [B, S]: of the key length - 1 behind
+    last = F.pad(layout.key_start, (0, length - 1), value=-1)[:, length - 1 :]  # [B, S]: of the key length - 1 after it
+    # A block is complete if the key length - 1 after its first one belongs to the same document.
     begins = (place >= 0) & (place % length == 0) & (last == layout.key_start)
     begins = begins[:, : slots * length].reshape(len(begins), slots, length)
     index = torch.arange(keys, device=place.device)[: slots * length].view(slots, length)

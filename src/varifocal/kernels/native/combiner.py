@@ -4,7 +4,7 @@ Both are plain softmax attention, the second over one summary key and value for 
 
     k^_n = max_l k_nl      q^_n = max_l q_nl      p_nl = softmax_l(scale q^_n . k_nl)      v^_n = sum_l p_nl v_nl
 
-Joined by their log-sum-exps they are one softmax over the union, o = sum_m w_m O_m with w_m = exp(lse_m - lse). Its
+Joined by their logsumexps they are one softmax over the union, o = sum_m w_m O_m with w_m = exp(lse_m - lse). Its
 backward is that of two mixtures with the weights w_m and the deltas w_m dO . O: neither output need be kept.
 """
 
@@ -60,7 +60,7 @@ def attend_segments(
     scale: Tensor | float,
     summaries: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, D] and log-sum-exp [B, H, T] (detached) of the branch Segments(length, queries, summaries)."""
+    """Output [B, H, T, D] and logsumexp [B, H, T] (detached) of the branch Segments(length, queries, summaries)."""
     segments = cut(layout, length)
     factor = scale_per_head(scale, q)
     save = needs_backward(q, k, v, queries, factor)
@@ -150,7 +150,7 @@ def _forward(given: SegmentsInputs) -> SegmentsOutputs:
 
 
 def read(near: MixtureInputs, far: MixtureInputs) -> tuple[Tensor, Tensor, tuple[Part, Part]]:
-    """Output [B, H, T, D] and log-sum-exp [B, H, T, 1] of both parts as one softmax, and what is kept of each part."""
+    """Output [B, H, T, D] and logsumexp [B, H, T, 1] of both parts as one softmax, and what is kept of each part."""
     first, second = mixture_forward(near), mixture_forward(far)
     logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
     output = first.out.mul_(_share(first.logsumexp, logsumexp).to(first.out.dtype))

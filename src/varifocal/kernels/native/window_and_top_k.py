@@ -151,7 +151,7 @@ _operator.autocast_to_float32()
 def window_and_top_k(windows: MixtureInputs, selection: SelectedInputs) -> WindowAndTopK:
     """The sum of a mixture and of attention over selected keys; both share q, k, v, scale, position and start.
 
-    Both have weights, and plain scores. Differentiable in q, k, v, scale, weights and widths, not in the log-sum-exps.
+    Both have weights, and plain scores. Differentiable in q, k, v, scale, weights and widths, not in the logsumexps.
     """
     assert windows.score == DOT, "a top-k rates keys by their dot products alone"
     assert windows.weights is not None

@@ -25,8 +25,8 @@ def norm(
         epsilon: added to the mean square.
         cosines, sines: float32 [B or 1, T, D], or None.
 
-    The backward pass works from the result, which whatever comes next keeps anyway, wherever x can be had back from it;
-    x itself is kept where it cannot: weights near 0, or very uneven ones.
+    The next step keeps the result anyway, so the backward pass restores x from it where it can. Where it cannot, with
+    weights near 0 or very uneven ones, x itself is kept.
     """
     result: Tensor = _Norm.apply(x, weight, epsilon, cosines, sines)  # type: ignore[no-untyped-call]
     return result
