@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varifocal.equations.branches import Branch, Union, members
 from varifocal.equations.branches.base import by_head
-from varifocal.equations.normalizers import Normalizer, Softmax
+from varifocal.equations.normalizers import Normalizer
 from varifocal.equations.scores import Dot, Score
 
 
@@ -23,7 +23,8 @@ class Equation:
     weights: Tensor | None = None
     """[B, H, T, M]; None for one branch of weight 1."""
     score: Score = field(default_factory=Dot)
-    normalizer: Normalizer = field(default_factory=Softmax)
+    normalizer: Normalizer | None = None
+    """None for softmax."""
     losses: Mapping[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses of whatever made the weights (a gate's z-loss), with their coefficients."""
 
@@ -56,7 +57,7 @@ class Equation:
         0 promises dense attention to rounding. A number g above 0 promises (1 - g) dense + g another convex mean of
         values, so that no head's output moves by more than 2 g max |v|. None promises nothing.
         """
-        if not self.score.is_neutral() or self.normalizer != Softmax():
+        if not self.score.is_neutral() or self.normalizer is not None:
             return None
         dense = [branch.reads_everything(place) for branch in self.branches]
         dimensions = max(answer.ndim for answer in dense)

@@ -1,4 +1,4 @@
-"""How the scores of a branch become weights that sum to 1."""
+"""How the scores of a branch become weights that sum to 1, where that is not softmax."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Turns the scores of the keys that a branch reads into weights."""
+    """Turns the scores of the keys that a branch reads into weights.
 
-
-@dataclass(frozen=True)
-class Softmax(Normalizer):
-    """exp(s) / sum exp(s)."""
+    An equation without one takes softmax, exp(s) / sum exp(s). A backend that does not know a normalizer refuses it.
+    """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from varifocal.equations.branches import Branch, Indexer, TopK
 from varifocal.equations.layout import Layout
-from varifocal.equations.normalizers import Normalizer, Softmax
+from varifocal.equations.normalizers import Normalizer
 from varifocal.equations.scores import Score
 
 
@@ -40,7 +40,8 @@ class Problem:
     """[B, H, T, M]; None for one branch of weight 1."""
     score: Score
     layout: Layout
-    normalizer: Normalizer = field(default_factory=Softmax)
+    normalizer: Normalizer | None = None
+    """None for softmax."""
     shortcuts: Shortcuts | None = None
 
 

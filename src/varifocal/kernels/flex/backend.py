@@ -23,7 +23,6 @@ from varifocal.equations.branches import (
 )
 from varifocal.equations.divergence import indexer_divergence
 from varifocal.equations.layout import Layout
-from varifocal.equations.normalizers import Softmax
 from varifocal.equations.pooling import pool_keys, summarize
 from varifocal.equations.problem import (
     Attended,
@@ -78,7 +77,7 @@ def prepare(problem: Any) -> Callable[[], Any] | str:
 
 def why_not(problem: Problem) -> str | None:
     """Why FlexAttention cannot evaluate a problem, as the end of a sentence; None if it can."""
-    if problem.normalizer != Softmax():
+    if problem.normalizer is not None:
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     if problem.q.device.type not in ("cuda", "cpu"):
         return f"runs on cuda and cpu tensors, got {problem.q.device}"

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from varifocal.equations.branches import Branch, Causal, Prefix, Segments, SoftWindow, TopK, Window, members
 from varifocal.equations.branches.head_sizes import HeadSizes, each_head
-from varifocal.equations.normalizers import Softmax
 from varifocal.equations.problem import (
     Attended,
     DivergenceProblem,
@@ -103,7 +102,7 @@ def prepare_attention(problem: Problem) -> Callable[[], Attended] | str:
         return reason
     if problem.q.shape[1] == 0:
         return "needs at least one query head, got none"
-    if problem.normalizer != Softmax():
+    if problem.normalizer is not None:
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     kinds: list[Kind] = []
     for branch in problem.branches:
