@@ -53,7 +53,7 @@ class Reading:
 def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
     if problem.normalizer != Softmax():
-        raise ValueError(f"the reference does not know the normalizer {problem.normalizer!r}")
+        raise ValueError(f"the reference has only the normalizer Softmax(), got {problem.normalizer!r}")
     scene = make_scene(problem)
     output = torch.zeros_like(scene.q)
     logsumexps: list[Tensor] = []
