@@ -115,7 +115,7 @@ def find_device(name: str | torch.device) -> Device:
     try:
         place = torch.device(name)
         if place.type not in ("cpu", "cuda"):
-            raise ValueError(f"device {str(name)!r} is not known here; use cpu or cuda")
+            raise ValueError(f"device {str(name)!r} is not known; use cpu or cuda")
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")

@@ -206,7 +206,7 @@ def test_plan_reads_arms_with_options(data: Path, tmp_path: Path) -> None:
         ('"dense",', '"dense", "dense",', "two arms are named 'dense'"),
         ('"dense",', '"local",', "the baseline 'dense' is not among the arms local, head_gated, fixed"),
         ('name = "fixed"', 'nam = "fixed"', r"a mechanism has no key 'nam' \(did you mean 'name'\?\)"),
-        ('name = "fixed"', 'name = "a/b"', "must do as a folder"),
+        ('name = "fixed"', 'name = "a/b"', "an arm's name is a folder's too"),
         ("seeds = [0, 1]", "seeds = [0, 0]", "seeds must be different numbers"),
         ("seeds = [0, 1]", 'seeds = "all"', "seeds must be a list of whole numbers, got 'all'"),
         ("threads = 1", "seed = 1", "run.seed is what a comparison varies; leave it out of the base and use 'seeds'"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,10 @@ class Layout:
     at_end: bool = False
     """Whether the queries are the last ones of every row, known without a look at the values."""
 
+    # A dictionary and no cached_property, which torch.compile cannot trace.
+    derived: dict[str | int, Any] = field(default_factory=dict, repr=False)
+    """What was worked out of it already, for all who share it."""
+
     @property
     def keys(self) -> int:
         """S, the number of keys in a row."""
@@ -40,40 +44,42 @@ class Layout:
         """Whether there is one query for each key, in the order of the keys."""
         return self.at_end and self.position.shape[1] == self.keys
 
-    @cached_property
+    @property
     def query_place(self) -> Tensor:
         """int64 [B, T]: each query's place in its own document, counted from 0; negative for padding."""
-        return self.position - self.start
+        if "place" not in self.derived:
+            self.derived["place"] = self.position - self.start
+        place: Tensor = self.derived["place"]
+        return place
 
     @property
     def key_place(self) -> Tensor:
         """int64 [B, S]: each key's place in its own document, counted from 0; negative for padding."""
         return torch.arange(self.keys, device=self.key_start.device) - self.key_start
 
-    @cached_property
+    @property
     def ranges(self) -> tuple[Tensor, Tensor]:
         """int32 [B, T], contiguous: position and start, as kernels take them."""
-        return self.position.int().contiguous(), self.start.int().contiguous()
-
-    @cached_property
-    def _shorter(self) -> dict[int, Layout]:
-        return {}
+        if "ranges" not in self.derived:
+            self.derived["ranges"] = (self.position.int().contiguous(), self.start.int().contiguous())
+        position, start = self.derived["ranges"]
+        return position, start
 
     def of_last(self, keys: int) -> Layout:
         """The layout of the same queries among the last `keys` keys of each row, for a memory that keeps no more."""
         dropped = self.keys - keys
         if dropped == 0:
             return self
-        if keys not in self._shorter:
-            self._shorter[keys] = Layout(
+        if keys not in self.derived:
+            self.derived[keys] = Layout(
                 position=self.position - dropped,
-                # A document may have begun among the dropped keys; what is left of it begins at 0.
                 start=(self.start - dropped).clamp(min=0),
                 key_start=(self.key_start[:, dropped:] - dropped).clamp(min=0),
                 one_document=self.one_document,
                 at_end=self.at_end,
             )
-        return self._shorter[keys]
+        shorter: Layout = self.derived[keys]
+        return shorter
 
     def pair_places(self) -> tuple[Tensor, Tensor]:
         """Query [B, T, 1] and key [B, T, S] places, both counted from the start of the query's document."""

@@ -52,7 +52,7 @@ class Reading:
 def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
     if problem.normalizer is not None:
-        raise ValueError(f"the reference does not know the normalizer {problem.normalizer!r}")
+        raise ValueError(f"the reference has no normalizer but softmax, got {problem.normalizer!r}")
     scene = make_scene(problem)
     output = torch.zeros_like(scene.q)
     logsumexps: list[Tensor] = []

@@ -39,7 +39,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w][\w.+-]*", self.name):
-            raise ValueError(f"the name of an arm must do as a folder: letters, digits, . _ + and -, got {self.name!r}")
+            raise ValueError(f"an arm's name is a folder's too: use letters, digits, . _ + and -, got {self.name!r}")
         for name in (self.mechanism,) if isinstance(self.mechanism, str) else self.mechanism:
             mechanism_type(name)
 

@@ -72,7 +72,7 @@ def check_report(folder: Path, report: dict[str, Any]) -> None:
         for name, found, wanted in sorted(report["mismatched_keys"])
     ]
     if mismatched:
-        raise ValueError(f"the weights in {folder} are of another size than its config says: {some(mismatched)}")
+        raise ValueError(f"the weights in {folder} do not have the sizes of its config: {some(mismatched)}")
     if report["missing_keys"]:
         raise ValueError(f"the weights in {folder} are incomplete, these are missing: {some(report['missing_keys'])}")
     if report["unexpected_keys"]:

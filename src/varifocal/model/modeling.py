@@ -139,7 +139,7 @@ class VarifocalModel(VarifocalPreTrainedModel):
             output_records: whether to return what the mechanisms decided.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds, and not both")
+            raise ValueError("give either input_ids or inputs_embeds, not both or neither")
         if output_attentions:
             raise ValueError(
                 "output_attentions=True is not offered, since no matrix of attention weights exists; "

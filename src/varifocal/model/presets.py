@@ -24,7 +24,7 @@ class Preset:
     context: int
     """Tokens of a training text."""
     window: int
-    """Keys of a local branch; the papers' 256 for their contexts."""
+    """Keys of a near branch; the papers' 256 for their contexts."""
 
 
 PRESETS: dict[str, Preset] = {

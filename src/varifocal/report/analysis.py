@@ -21,7 +21,7 @@ KIND_LEGEND = (
     "worth is known."
 )
 SURE = 0.05
-"""A difference is called one when its p-value, corrected for all that were asked, is below."""
+"""The claims below count only differences whose p-value, corrected for all comparisons, is lower than this."""
 
 
 def quantity_name(name: str) -> str:

@@ -32,7 +32,7 @@ def memory_error(row: PlanRow) -> float | None:
 
 
 def summed_up(errors: Sequence[float | None]) -> Errors | None:
-    """Median and worst of those that are known; None if none is."""
+    """Median and worst of the known errors; None if no error is known."""
     found = [one for one in errors if one is not None]
     return Errors(statistics.median(map(abs, found)), max(found, key=abs), len(found)) if found else None
 

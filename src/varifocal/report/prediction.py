@@ -60,7 +60,7 @@ def misfits(plan: PlanPrediction) -> dict[str, str]:
 
 
 def rates(plan: PlanPrediction) -> str:
-    """What the device is taken to do, and where that is known from."""
+    """The rates assumed for the device, and their source."""
     one = plan.hardware
     products = ", ".join(f"{name} {value / 1e12:.4g} TFLOP/s" for name, value in one.products.items())
     source = "measured here" if one.measured else "data sheet"
@@ -71,5 +71,5 @@ def rates(plan: PlanPrediction) -> str:
 
 
 def assumed(plan: PlanPrediction) -> str:
-    """Everything that is believed and was not counted."""
+    """All assumptions, which nothing here has counted."""
     return ", ".join(f"{name} {value:g}" for name, value in plan.assumptions.to_json().items())

@@ -49,7 +49,7 @@ class Scale:
     context: int
     """Tokens of a text."""
     window: int
-    """Keys of a local branch; the papers' 256 for their contexts."""
+    """Keys of a near branch; the papers' 256 for their contexts."""
     head_width: int
     """D."""
 

@@ -63,7 +63,7 @@ class ContextAdaptiveConfig(MechanismConfig):
         self.top_k()
 
     def top_k(self) -> TopK:
-        """The global branch."""
+        """The far branch."""
         return TopK(scale=self.k_scale, minimum=self.k_min, select=self.select, block=self.block)
 
 

@@ -27,7 +27,7 @@ class HeadGatedConfig(MechanismConfig):
     """The paper's 256-token window, and its gate g = sigmoid(W x + b)."""
 
     window: int = 256
-    """Keys of the local branch, the query's own included."""
+    """Keys of the near branch, the query's own included."""
     gate: GateConfig = field(default_factory=lambda: GateConfig(kind="linear"))
 
     def __post_init__(self) -> None:

@@ -194,13 +194,13 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
 
 
 def _flat(values: Any) -> Sequence[Any]:
-    """The values of a named tuple in the order of `_fields`."""
-    kind: Any = type(values)
-    if not _nests(kind):
-        return tuple(values)
+    """The values of a named tuple in the order of `_fields`. Nothing cached here: torch.compile traces it."""
     found: list[Any] = []
     for value in values:
-        found.extend(_flat(value) if _is_tuple(value) else [value])
+        if _is_tuple(value):
+            found.extend(_flat(value))
+        else:
+            found.append(value)
     return found
 
 

@@ -173,7 +173,7 @@ def add_comparison(section: Section, comparison: Comparison) -> None:
 
 
 def add_gates(section: Section, source: Source) -> None:
-    """What the gates of every arm that has any did while it trained."""
+    """What gates did during training, for every arm that has gates."""
     parts: list[Part] = []
     command = None if source.comparison is None else source.comparison.command
     for arm, runs in source.runs.items():
