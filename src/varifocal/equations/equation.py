@@ -22,11 +22,17 @@ class Equation:
     """M of them."""
     weights: Tensor | None = None
     """[B, H, T, M]; None for one branch of weight 1."""
-    score: Score = field(default_factory=Dot)
+    score: Score = None  # type: ignore[assignment]
+    """Dot() if none is given."""
     normalizer: Normalizer | None = None
     """None for softmax."""
     losses: Mapping[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses of whatever made the weights (a gate's z-loss), with their coefficients."""
+
+    def __post_init__(self) -> None:
+        # Made here and by no factory, which torch.compile cannot trace.
+        if self.score is None:
+            object.__setattr__(self, "score", Dot())
 
     def passes(self) -> tuple[Branch, ...]:
         """What a kernel reads one after the other: branches that follow positions share one pass over their keys."""
