@@ -71,6 +71,7 @@ class Operator(Generic[Inputs, Outputs]):
         self.name = name
         self.inputs: Any = inputs
         self.outputs: Any = outputs
+        self._nests = _nests(inputs)
         self.names = [name for name, _ in _fields(inputs)]
 
         def as_torch(function: Callable[[Inputs], Outputs]) -> Callable[..., Any]:
@@ -93,7 +94,7 @@ class Operator(Generic[Inputs, Outputs]):
 
     def __call__(self, inputs: Inputs) -> Outputs:
         """Run it."""
-        made = self._overload(*_flat(inputs))
+        made = self._overload(*(_flat(inputs) if self._nests else inputs))
         count = len(self.outputs._fields)
         result: Outputs = self.outputs(*(made if count > 1 else (made,) * count))
         return result
@@ -167,11 +168,8 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def _flat(values: Any) -> Sequence[Any]:
+def _flat(values: Any) -> list[Any]:
     """The values of a named tuple in the order of `_fields`."""
-    kind: Any = type(values)
-    if not _nests(kind):
-        return tuple(values)
     found: list[Any] = []
     for value in values:
         found.extend(_flat(value) if _is_tuple(value) else [value])
