@@ -136,8 +136,8 @@ def select_blocks(
     """The first keys of the best blocks of each query: int32 [B, I, T, M], -1 beyond the selected.
 
     As select_exact; blocks of `block` keys are counted from `start`, only those completed before the query's own
-    block can be selected. With `pooled` (new_pooled, update_pooled) the means are taken from there, k may be None,
-    and `keys` is the S that pooled was made for.
+    block can be selected. With `pooled` (see update_pooled) the means are taken from there, k may be None, and
+    `keys` is the S that pooled was made for.
     """
     if block < 1:
         raise ValueError(f"block must be at least 1, got {block}")
@@ -161,11 +161,6 @@ def select_blocks(
     most = _capacity(budget, capacity, keys // block)
     inputs = SelectInputs(q, k, pooled, position, start, budget, keys=keys, capacity=most, block=block)
     return _select(inputs).selected
-
-
-def new_pooled(batch: int, heads: int, keys: int, width: int, *, block: int) -> Tensor:
-    """An empty store for the means of blocks: float32 [B, J, ceil(S / block), R]."""
-    return torch.zeros(batch, heads, -(-keys // block), width)
 
 
 class PoolInputs(NamedTuple):
