@@ -48,7 +48,8 @@ sanitize: setup
 	$(BIN)/cmake --build $(SANITIZED) --parallel 2 > /dev/null
 	VARIFOCAL_LIBRARY=$(CURDIR)/$(SANITIZED)/libvarifocal.so ASAN_OPTIONS=detect_leaks=0 \
 	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
-	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_steps.py -k "accurate or test_steps"
+	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_native_per_head.py \
+	    tests/kernels/test_steps.py -k "accurate or per_head or test_steps"
 
 # What is measured, and the README's tables and pictures from it. Wants a quiet machine and twenty minutes. Peers of the
 # benchmark take part if they are installed: pip install --no-deps local-attention x-transformers entmax einops einx loguru
