@@ -221,7 +221,7 @@ def test_model_of_no_run_is_analyzed_and_not_kept(data: PreparedData, tmp_path: 
     model_for(data, "dense").save_pretrained(tmp_path / "model")
     arguments = ["analyze", str(tmp_path / "model"), "--data", str(data.folder), "--tokens", "256", "--resamples", "5"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert "lies in no run; -o FILE writes it to a file" in " ".join(result.stdout.split())
+    assert "does not belong to a run; use -o FILE to write the analysis to a file" in " ".join(result.stdout.split())
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
