@@ -143,7 +143,7 @@ def bounds(row: KindRow) -> tuple[float, float]:
 
 
 def shown_reach(rows: list[KindRow]) -> float:
-    """The limit of the axis: it covers all differences, and the intervals of kinds that occur in 5 documents or more."""
+    """The limit of the axis: it covers all differences, and the intervals of kinds in at least 5 documents."""
     found = [abs(row.difference or 0) for row in rows]
     found += [abs(side) for row in rows if row.documents >= 5 for side in bounds(row)]
     return 1.1 * max(found, default=0.0) or 1.0
