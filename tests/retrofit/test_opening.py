@@ -42,7 +42,7 @@ def test_pretrained_model_is_opened_as_it_is(tmp_path: Path) -> None:
     Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "qwen")
     assert not is_ours(tmp_path / "qwen")
     assert open_model(tmp_path / "qwen", dtype=torch.float32).config.mechanism == "dense"
-    with pytest.raises(ValueError, match="holds no tokenizer"):
+    with pytest.raises(ValueError, match="has no tokenizer"):
         open_with_tokenizer(tmp_path / "qwen")
 
 
