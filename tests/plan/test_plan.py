@@ -74,7 +74,7 @@ def test_measured_machine_takes_its_own_rates() -> None:
     assert one.cost is None
     assert one.seconds["starting operators"] > 0
     assert one.room == MACHINE.memory
-    with pytest.raises(ValueError, match="this-machine was not measured with local; measured are dense"):
+    with pytest.raises(ValueError, match="this-machine was not measured with local; it was measured with dense"):
         predict(training("local", devices=1, batch=1, precision="float32"), MACHINE)
 
 

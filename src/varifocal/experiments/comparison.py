@@ -153,8 +153,8 @@ def require_same(plan: PlanRecord, stored: PlanRecord, out: Path) -> None:
             raise ValueError(f"{out} holds a comparison whose arm {arm.name!r} differs or is missing here; {again}")
     if not set(stored.seeds) <= set(plan.seeds):
         raise ValueError(
-            f"{out} holds a comparison with the seeds {list(stored.seeds)}, got {list(plan.seeds)}; keep its seeds and add "
-            "others, or choose another folder"
+            f"{out} holds a comparison with the seeds {list(stored.seeds)}, got {list(plan.seeds)}; keep its seeds "
+            "and add others, or choose another folder"
         )
     for key, old, value in (
         ("baseline", stored.baseline, plan.baseline),
