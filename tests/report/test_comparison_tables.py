@@ -188,5 +188,5 @@ def test_other_json_is_refused(tmp_path: Path) -> None:
 
 def test_comparison_without_a_cell_is_refused(comparison: Comparison, tmp_path: Path) -> None:
     replace(comparison.record, cells=()).write(tmp_path / "comparison.json")
-    with pytest.raises(ValueError, match="holds no finished cell of its arms; run the comparison again"):
+    with pytest.raises(ValueError, match="has no finished cell of its arms; run the comparison again"):
         read_comparison(tmp_path)
