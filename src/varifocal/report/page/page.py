@@ -235,7 +235,7 @@ def guarded(section: Section, what: str, make: Callable[[], Made]) -> Made | Non
     try:
         return make()
     except UNFIT as error:
-        section.notes.append(f"Not shown: {what} has parts missing or of another kind ({type(error).__name__}).")
+        section.notes.append(f"Not shown: parts of {what} are missing or have another type ({type(error).__name__}).")
         return None
 
 
