@@ -40,8 +40,8 @@ class Observed:
     next_kinds: Flags
     """[N, K]: the kinds of the token that it predicts."""
     gains: Values
-    """[N]: the loss with a window of text minus the loss with all of it; NaN if both see the same text, or if nothing is
-    predicted."""
+    """[N]: the loss with a window of text minus the loss with all of it; NaN if both see the same text, or if nothing
+    is predicted."""
     values: dict[str, Values]
     """[N, L, H] by quantity; see docs/analysis.md. NaN if a layer does not have the quantity or it has no effect."""
     mass_shares: Values
