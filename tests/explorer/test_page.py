@@ -205,7 +205,7 @@ def test_over_long_text_is_refused_with_its_count_and_a_shorter_one_is_read(visi
     field = visit.page.get_by_label("Text", exact=True)
     field.fill("0" * 300)
     expect(panel.get_by_role("alert")).to_have_text(
-        "the text has 300 tokens, head_gated reads at most 256; shorten it by 44"
+        "the text has 300 tokens, but head_gated reads at most 256; shorten it by 44"
     )
     field.fill("The town")
     expect(panel.get_by_role("alert")).to_be_hidden()

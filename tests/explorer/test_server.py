@@ -189,7 +189,7 @@ def test_token_after_the_text_is_refused(client: TestClient) -> None:
 def test_text_longer_than_the_context_is_refused_with_its_count(client: TestClient) -> None:
     answer = asked(client, text="0" * 300)
     assert answer.status_code == 422
-    assert answer.json()["detail"] == "the text has 300 tokens, head_gated reads at most 256; shorten it by 44"
+    assert answer.json()["detail"] == "the text has 300 tokens, but head_gated reads at most 256; shorten it by 44"
 
 
 @pytest.mark.parametrize(
