@@ -166,7 +166,7 @@ def test_probe_brings_recall_by_distance(data: Path, tmp_path: Path) -> None:
     assert list(recall) == [str(distance) for distance in PROBE.distances]
 
 
-def test_failed_cell_is_told_and_the_others_are_measured(data: Path, tmp_path: Path) -> None:
+def test_failed_cell_is_reported_and_the_others_are_measured(data: Path, tmp_path: Path) -> None:
     def one_fails(configs: dict[str, Any], out: Path, say: Any) -> dict[str, str]:
         TrainHere()({name: config for name, config in configs.items() if "dense" in name}, out, say)
         return {"local-seed0": "no good"}
@@ -239,7 +239,7 @@ def varifocal(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def test_killed_comparison_ends_its_cells_and_goes_on_where_it_stopped(data: Path, tmp_path: Path) -> None:
+def test_killed_comparison_ends_its_cells_and_continues_where_it_stopped(data: Path, tmp_path: Path) -> None:
     # Long enough to be caught in the middle, without the pauses of checkpoints and validations.
     file = write_config(tmp_path, data, ("steps = 3", "steps = 300"), ("every = 2", "every = 1000"))
     out = tmp_path / "out"

@@ -109,7 +109,7 @@ def test_page_holds_no_inline_script_and_no_foreign_address(client: TestClient) 
     assert "style=" not in page
 
 
-def test_files_outside_of_static_are_not_given_out(client: TestClient) -> None:
+def test_files_outside_static_are_not_served(client: TestClient) -> None:
     for path in ("static/../app.py", "static/%2e%2e/app.py", "static/..%2fapp.py", "templates/page.html"):
         assert client.get(f"{BASE}/{path}").status_code in (403, 404)
 

@@ -375,7 +375,7 @@ def test_page_goes_into_the_folder_by_default(tmp_path: Path) -> None:
         (lambda path: written(path / "plan.json", "{").parent, "cannot read .*plan.json as the plan"),
     ],
 )
-def test_what_is_no_source_is_refused_in_a_sentence(tmp_path: Path, make: Any, sentence: str) -> None:
+def test_path_that_is_not_a_source_is_refused_in_a_sentence(tmp_path: Path, make: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read_source(make(tmp_path))
 
