@@ -38,9 +38,11 @@ static void exponentiate(Work &w, int64_t padded_keys) {
         for (int64_t key = 0; key < padded_keys; key += LANES) {
             float *at = scores + key / NR * BLOCK * NR + key % NR;
             Vec x = load(at);
+            // Only the vectors that the end of the readable keys runs through, or that lie after it, pay for a mask.
             if (key + LANES > valid) store(at, x = (lanes() + (int32_t)key) < valid ? x : nothing);
             best = max(best, x);
         }
+        // A reader sees the block's first key at least, so the maximum is finite.
         Vec top = splat(w.top[row] = max_lanes(best)), sum = {};
         for (int64_t key = 0; key < padded_keys; key += LANES) {
             float *at = scores + key / NR * BLOCK * NR + key % NR;
@@ -94,6 +96,7 @@ static void own_block_of_keys(const BlockIndex &x, const vf_selected &call, Stat
                               int64_t number, const Turn &turn) {
     const int64_t *begin = x.begin + (b * call.kv_heads + g) * (x.most_blocks + 1) + number;
     int64_t width = call.head_width, padded_keys = round_up(call.block, NR);
+    // Blocks that some other kv head reads are numbered for all of them.
     if (begin[0] == begin[1]) return;
     int32_t key = x.first[b * (call.keys + 1) + number];
     int64_t rows = least(call.block, call.keys - key);
@@ -109,6 +112,7 @@ static void own_block_of_keys(const BlockIndex &x, const vf_selected &call, Stat
                      call.scale[r.head[row]] * LOG2E);
         score_readers(w.scores, w.q, w.k_transposed, r.tiles, padded_keys, width);
         exponentiate(w, padded_keys);
+        // All that is long is done before the turn; what is left is a few passes over rows.
         mix_rows(w.part, w.scores, w.v, r.tiles, padded_keys, width);
         wait_for(turn, r);
         merge<T>(call, state, w, b);
@@ -159,6 +163,8 @@ static int32_t run(const vf_selected &call) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++) {
             int64_t b = i / call.queries / call.heads, h = i / call.queries % call.heads, t = i % call.queries;
+            // -inf says that o holds nothing of ours yet; it is never read before it is written, so it needs no
+            // clearing.
             state.top[i] = -INFINITY;
             if (call.start[b * call.queries + t] <= call.position[b * call.queries + t]) continue;
             call.logsumexp[i] = -INFINITY;

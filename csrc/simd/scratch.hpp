@@ -11,6 +11,7 @@
 namespace VF_TARGET {
 
 struct Space {
+    // An integer, because a Space also measures: then it starts at 0, and arithmetic on a null pointer is undefined.
     uintptr_t base = 0;
     size_t used = 0;
 
@@ -42,6 +43,8 @@ struct Scratch {
     // False if there is no memory. Pages, so that no two calls share one.
     template <typename LayOut>
     bool lay_out(LayOut lay_out) {
+        // aligned_alloc wants a multiple of the alignment, and for 0 bytes it may return null, which is no failure
+        // here.
         size_t bytes = (measure(lay_out) + 4095) / 4096 * 4096;
         base = bytes ? (char *)aligned_alloc(4096, bytes) : nullptr;
         if (bytes && !base) return false;

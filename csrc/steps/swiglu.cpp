@@ -9,6 +9,7 @@ static constexpr int64_t TASK = 16384;
 
 // 1 / (1 + exp(-x)); 0 where that is denormal.
 VF_INLINE Vec sigmoid(Vec x) {
+    // exp2 takes arguments below 127 only; above 126 the sigmoid is below the smallest normal number.
     Vec exponent = x * -LOG2E;
     return exponent > 126.0f ? Vec{} : 1.0f / (1.0f + exp2(min(exponent, splat(126.0f))));
 }
@@ -52,6 +53,8 @@ int32_t swiglu_backward(const vf_swiglu_grad &g) {
         Vec gate = load_some(c.gate + at, count), up = load_some(c.up + at, count);
         Vec grad = load_some(g.grad_out + at, count), open = sigmoid(gate);
         store_some(g.grad_up + at, grad * gate * open, count);
+        // d silu / d gate = s (1 + gate (1 - s)): s is computed again, so that the forward keeps nothing but its
+        // inputs.
         store_some(g.grad_gate + at, grad * up * open * (1.0f + gate * (1.0f - open)), count);
     });
     return VF_OK;
