@@ -59,6 +59,8 @@ static void prepare(const vf_mixture_grad &call, Rows &rows, int64_t b, int64_t 
         extent.prefix_end = most(extent.prefix_end, rows.branch[m].most_prefix_end);
     }
     for (int row = 0; row < count; row++) {
+        // The delta of the last entry is that of the whole output, dO . O (delta.cpp); taking away the shares of the
+        // others leaves the last branch's.
         int64_t query = (b * f.heads + h) * f.queries + first + row;
         // Cleared here, once and before all tasks: many of them add to each row of dQ.
         if (!call.accumulate)
@@ -107,6 +109,7 @@ struct Active {
 static bool find_active(const Rows &rows, int branches, int32_t key, Active (*active)[PANELS], int *first, int *end,
                         int *top, int *bottom) {
     bool any = false;
+    // Both views of the same map are needed: dQ sums over the panels of a tile, dK and dV over the tiles of a panel.
     for (int p = 0; p < PANELS; p++) top[p] = TILES, bottom[p] = 0;
     for (int tile = 0; tile < rows.tile_count; tile++) {
         first[tile] = PANELS, end[tile] = 0;
@@ -269,6 +272,7 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
     turn.wait(step);
     const float factor = score.dq_factor(h);
     for (int row = 0; row < count; row++) {
+        // Tiles that read nothing here have no dQ in `work.dq`: it was not computed.
         if (!end[row / MR]) continue;
         float *to = row_at<float>(call.grad_q, b, h, query + row);
         int64_t d = 0;
@@ -291,6 +295,7 @@ static void own_keys(Work<Score> &work, const Plan<Score> &plan, int64_t b, int6
     int64_t width = f.head_width, padded = plan.padded, key = kb * KEYS, count = least(KEYS, f.keys - key);
     const uint8_t *keep = plan.visible + b * f.keys + key;
     const T *k = row_at<T>(f.k, b, g, key), *v = row_at<T>(f.v, b, g, key);
+    // K in both forms: dQ = dS K sums over keys, S = Q K^T over the width, and an operand is read as it lies.
     pack(work.k, KEYS, k, f.k.stride[2], count, width, 1.0f, keep);
     pack_transposed(work.k_transposed, KEYS, k, f.k.stride[2], count, width, keep);
     pack_transposed(work.v_transposed, KEYS, v, f.v.stride[2], count, width, keep);
@@ -329,6 +334,8 @@ static int32_t run(const vf_mixture_grad &call) {
     const int64_t heads = f.batch * f.heads, tasks = pairs * key_blocks;
 
     auto lay_out_work = [&](Work<Score> &work, Space &space) {
+        // Right operands and sums are padded to whole panels of their columns; transposed ones have the width as their
+        // depth.
         work.k = space.take<float>(KEYS * padded);
         work.dk = space.take<float>(KEYS * padded), work.dv = space.take<float>(KEYS * padded);
         work.k_transposed = space.take<float>(KEYS * width), work.v_transposed = space.take<float>(KEYS * width);
@@ -384,6 +391,8 @@ static int32_t run(const vf_mixture_grad &call) {
         // Tasks are handed out in order, as turns require: key block 0, read by the most queries, of every kv head
         // first. Neighbours in a line start far apart, so they rarely wait.
         for (;;) {
+            // Not an omp loop: its order of handing out is not promised, and a turn that waits for a task nobody has
+            // begun waits for ever.
             int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (task >= tasks) break;
             int64_t kb = task / pairs, pair = task % pairs;

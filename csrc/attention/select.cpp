@@ -88,6 +88,7 @@ static void select(Block &block, const Ranking &r, int64_t b, int64_t h, int64_t
         int64_t at = b * call.queries + begin + row;
         bool all;
         int32_t wanted = wanted_keys(r, at, &all);
+        // A buffer for each query of the block, so that a tile of scores is used up while it is in cache.
         start_candidates(block.row[row], block.ranks + row * room(call.capacity), block.keys + row * room(call.capacity),
                          wanted);
         keep[row] = !all;
@@ -128,6 +129,7 @@ static int32_t select_in_tiles(const Ranking &r) {
     int64_t pairs = call.batch * call.kv_heads, k_size = key_blocks * SCORED * width;
     // Waves as in the tile pass: as many packed keys at once as a shared cache holds.
     int64_t wave = wave_of(pairs, k_size * (int64_t)sizeof(float), WAVE_BYTES);
+    // With k in the hundreds these buffers are larger than the scores; they must stay in L2 (k = 180: 2 x 180 KB).
     int64_t candidates = BLOCK * room(call.capacity);
     auto lay_out_block = [&](Block &block, Space &space) {
         block.q = space.take<float>(BLOCK * padded), block.scores = space.take<float>(BLOCK * SCORED);
@@ -207,6 +209,8 @@ static int32_t select_for_few(const Ranking &r) {
                 // A key that no query sees may be NaN. Its score stays unset, and is in no query's range.
                 if (!r.visible[b * r.keys + key]) continue;
                 for (int64_t row = pair * rows; row < (pair + 1) * rows; row++)
+                    // Scores of all keys exist here, but for at most 16 queries of a kv head: a row of them is as long
+                    // as the cache.
                     scores[row * padded + key] = dot(q + row * width, k + key * r.k.stride[2], width);
             }
         }
@@ -219,6 +223,7 @@ static int32_t select_for_few(const Ranking &r) {
             int32_t *own = buffers + 2 * space * omp_get_thread_num();
             start_candidates(c, own, own + space, wanted_keys(r, at, &all));
             if (!all)
+                // One scan over the whole row: a stretch of NR scores after the other, as if it were a line of panels.
                 offer(c, scores + i * padded, NR, (int)(padded / NR), 0, r.start[at], r.position[at]);
             write_selection(r, c, b, h, t);
         }
@@ -285,6 +290,8 @@ static int32_t select_blocks(const vf_select &call) {
         BlockRange range = earlier_blocks(call.position[at], call.start[at], call.block);
         start[at] = range.first, position[at] = range.end - 1;
     }
+    // A cache keeps its means as keys arrive; without one they are made here, in the same order of additions
+    // (pooled.hpp).
     if (!given) {
         for (int64_t b = 0; b < call.batch; b++)
             if (!find_blocks(call, b, rows, first + b * rows, farthest)) return VF_BAD_SELECTION;

@@ -29,6 +29,7 @@ struct Plan {
 static void differentiate(const Plan &plan, Work &w, int64_t b, int64_t padded_keys) {
     const vf_selected &f = plan.call.forward;
     for (int row = 0; row < w.readers.count; row++) {
+        // Readers of a tile belong to several heads: weight, offset and logsumexp are looked up for each.
         int64_t query = (b * f.heads + w.readers.head[row]) * f.queries + w.readers.query[row];
         float weight = f.weights ? f.weights[query] : 1.0f, offset = plan.offset[query];
         // A query's keys come from many tasks, so the forward's maximum and sum were not kept apart: the logsumexp
@@ -101,6 +102,7 @@ static void own_block_of_keys(const Plan &plan, Work &w, int64_t b, int64_t g, i
     // Without readers the gradients are 0, and must still be written.
     bool any = begin[0] < begin[1];
     if (any) {
+        // K in both forms: dQ sums over keys, the scores over the width.
         pack(w.k, padded_keys, k, f.k.stride[2], rows, width, 1.0f, keep);
         pack_transposed(w.k_transposed, padded_keys, k, f.k.stride[2], rows, width, keep);
         pack_transposed(w.v_transposed, padded_keys, v, f.v.stride[2], rows, width, keep);
@@ -182,6 +184,7 @@ static int32_t run(const vf_selected_grad &call) {
         for (int64_t i = 0; i < rows; i++) {
             int64_t b = i / f.queries / f.heads, h = i / f.queries % f.heads, t = i % f.queries;
             if (f.start[b * f.queries + t] > f.position[b * f.queries + t]) {
+                // No block has this query as a reader, so nobody else writes its gradient.
                 memset(row_at<float>(call.grad_q, b, h, t), 0, (size_t)width * sizeof(float));
                 if (call.grad_weights) call.grad_weights[i] = 0;
                 continue;

@@ -56,6 +56,7 @@ static void attend(const vf_selected &call, Work &w, int64_t b, int64_t h, int64
     // The last vector is filled up with keys that count nothing.
     for (int i = count; i % LANES; i++) w.scores[i] = -INFINITY;
     Vec best = splat(-INFINITY), sum = {};
+    // All scores of a query are at hand, so one maximum serves: nothing is rescaled.
     for (int i = 0; i < count; i += LANES) best = max(best, load(w.scores + i));
     float top = max_lanes(best);
     for (int i = 0; i < count; i += LANES) {
@@ -89,6 +90,7 @@ static int32_t run_forward(const vf_selected &call) {
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < heads * tasks_a_head; task++) {
             int64_t head = task / tasks_a_head, first = task % tasks_a_head * QUERIES;
+            // Neighbours in the text: keys that both select are still in cache for the second.
             for (int64_t t = first; t < first + QUERIES && t < call.queries; t++)
                 attend<T>(call, work, head / call.heads, head % call.heads, t, &status);
         }
@@ -167,6 +169,7 @@ static void own_keys(const vf_selected_grad &call, Work &w, float *dk, int64_t b
     int64_t width = f.head_width, group = f.heads / f.kv_heads, count = least(OWNED, f.keys - first), row = f.capacity + 1;
     // In float32 whatever the type of the gradients: many small terms would be lost in bfloat16.
     float *dv = dk + OWNED * width;
+    // Owned by one task: no two threads add to the same key, without locks or turns.
     memset(dk, 0, (size_t)(2 * OWNED * width) * sizeof(float));
     for (int64_t t = 0; t < f.queries; t++) {
         int32_t position = f.position[b * f.queries + t], start = f.start[b * f.queries + t];
@@ -234,6 +237,7 @@ static int32_t run_backward(const vf_selected_grad &call) {
             if (__atomic_load_n(&status, __ATOMIC_RELAXED)) break;
 #pragma omp for schedule(dynamic)
             for (int64_t task = 0; task < here * key_tasks; task++) {
+                // Early keys are read by the most queries, so they come first, of every kv head: threads end together.
                 int64_t pair = base + task % here, first = task / here * OWNED;
                 own_keys<T>(call, work, dk, pair / f.kv_heads, pair % f.kv_heads, first, a + task % here * entries,
                             ds + task % here * entries);

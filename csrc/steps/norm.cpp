@@ -37,6 +37,7 @@ static void restore(float *__restrict__ to, const float *__restrict__ row, const
                     const float *__restrict__ sines, int64_t half) {
     for (int64_t d = 0; d < half; d++) {
         float low = row[d], high = row[d + half];
+        // Rotary embeddings of long contexts scale their tables, so the sum of squares need not be 1.
         float shrink = 1.0f / (cosines[d] * cosines[d] + sines[d] * sines[d]);
         to[d] = (low * cosines[d] + high * sines[d]) * shrink;
         to[d + half] = (high * cosines[d] - low * sines[d]) * shrink;

@@ -21,6 +21,7 @@ static void each(const vf_swiglu &c, Step step) {
     for (int64_t task = 0; task < (c.elements + TASK - 1) / TASK; task++) {
         int64_t end = (task + 1) * TASK < c.elements ? (task + 1) * TASK : c.elements;
         for (int64_t at = task * TASK; at < end; at += LANES)
+            // TASK is a multiple of LANES, so only the very last vector can be short.
             step(at, end - at < LANES ? (int)(end - at) : LANES);
     }
 }
