@@ -41,7 +41,8 @@ VF_INLINE Vec log2_one_plus(Vec z) {
     return p * z;
 }
 
-// FORM is one of vf_score. The score as a power of 2, from alpha log2(e). A pair below the threshold (logit < cut) gets -inf: it is not read.
+// FORM is one of vf_score. The score as a power of 2, from alpha log2(e). A pair below the threshold (logit < cut) gets
+// -inf: it is not read.
 template <int FORM>
 VF_INLINE Vec rate_pair(Vec alpha, Vec logit, const Gate &gate, float cut) {
     if constexpr (FORM == VF_SCORE_PAIR_PRODUCT) return alpha * gate.open;
@@ -122,7 +123,8 @@ struct PairGate : DotScore {
                         keep);
     }
 
-    // The gate multiplies alpha, or needs alpha itself for its gradient: products stay plain, scale comes with the gate.
+    // The gate multiplies alpha, or needs alpha itself for its gradient: products stay plain, scale comes with the
+    // gate.
     float q_factor(int64_t) const { return 1.0f; }
     float dq_factor(int64_t) const { return 1.0f; }
     float dk_factor() const { return 1.0f; }
