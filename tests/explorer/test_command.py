@@ -81,7 +81,7 @@ def test_taken_port_is_said_to_be_taken(model: Path) -> None:
 def test_model_without_a_tokenizer_is_refused(model: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((model / name).read_bytes())
-    with pytest.raises(ValueError, match="has no tokenizer"):
+    with pytest.raises(ValueError, match="holds no tokenizer"):
         open_model(str(tmp_path))
 
 
