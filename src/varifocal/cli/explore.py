@@ -21,17 +21,14 @@ def explore(
         ),
     ],
     other: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL2]", help="A second model, shown beside the first.", show_default=False),
+        str | None, typer.Argument(metavar="[MODEL2]", help="A second model, beside the first.", show_default=False)
     ] = None,
     length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of the longest text. Default: the context that each model was made for."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8765,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; by default, only this machine can connect.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; by default only for this machine.")] = "127.0.0.1",
     token: Annotated[
         str | None,
         typer.Option(help="The secret part of the page's address, to keep it between starts. Default: a random one."),
