@@ -58,7 +58,7 @@ def preset_config(config: TrainingConfig, vocabulary: int | None, end: int | Non
         return preset(
             wanted.preset,
             mechanism=wanted.mechanism,
-            mechanism_options=wanted.mechanism_options or None,
+            mechanism_options=wanted.mechanism_options,
             **(values | wanted.overrides),
         )
     except (StrictDataclassError, TypeError) as error:
