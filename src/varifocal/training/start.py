@@ -12,7 +12,8 @@ from huggingface_hub.errors import StrictDataclassError
 from varifocal.attention.mechanisms.registry import nearest
 from varifocal.data import PreparedData
 from varifocal.model import VarifocalConfig, VarifocalForCausalLM, load_model, preset
-from varifocal.model.checkpoints import one_line, read_config
+from varifocal.model.checkpoints import read_config
+from varifocal.model.reading import one_line
 from varifocal.training.config import TrainingConfig
 from varifocal.training.opening import require_same_tokenizer
 
