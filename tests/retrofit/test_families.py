@@ -179,6 +179,8 @@ def write_gguf(model: Any, file: Path, **more: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
     if more.get("scaled"):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    if "header" in more:
+        more["header"](writer)
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" or name == more.get("without"):
             continue
@@ -251,7 +253,7 @@ def change_weights(folder: Path, change: Any) -> None:
 def test_truncated_safetensors_are_refused_in_a_sentence(keep: int, llama: Path) -> None:
     file = llama / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"the weights of .* cannot be read"):
+    with pytest.raises(ValueError, match=r"the weights in .* cannot be read"):
         load_pretrained(llama)
 
 

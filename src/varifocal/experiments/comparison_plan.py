@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from varifocal.attention.mechanisms.registry import mechanism_type, nearest
 from varifocal.results.comparison import PlanRecord, cell_name
 from varifocal.results.environment import Environment
 from varifocal.training.config import DataSection, TrainingConfig, config_from
+from varifocal.training.settings import read_config_file
 
 VARIED = {
     "model.mechanism": "mechanisms",
@@ -140,7 +140,7 @@ def load_plan(
         arms: makes the arms from the base, instead of the file's mechanisms.
         seeds: seeds instead of the file's.
     """
-    content = read_plan_file(path)
+    content = read_config_file(path)
     known = ("title", "mechanisms", "seeds", "baseline", "test_tokens", "base")
     for key in content:
         if key not in known:
@@ -165,16 +165,6 @@ def load_plan(
         baseline=str(content.get("baseline", "dense")),
         test_tokens=test_tokens,
     )
-
-
-def read_plan_file(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"the config {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"the config {path} is not TOML: {error}") from error
 
 
 def read_base(path: Path, content: Any, overrides: Sequence[str]) -> TrainingConfig:

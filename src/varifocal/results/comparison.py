@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from varifocal.results.environment import Environment
 from varifocal.results.estimates import Difference, Estimate
-from varifocal.results.files import FileRecord
+from varifocal.results.files import FileRecord, inside
 from varifocal.results.record import Record, maybe
 
 CELLS = "cells"
@@ -21,8 +21,8 @@ def cell_name(arm: str, seed: int) -> str:
 
 
 def cell_folder(folder: Path, name: str) -> Path:
-    """The run directory of a cell."""
-    return folder / CELLS / name
+    """The run directory of a cell; ValueError for a name that leads elsewhere."""
+    return inside(folder / CELLS, name, said=folder / PlanRecord.filename)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
 from varifocal.results.record import Record
@@ -60,6 +60,17 @@ def read_json(path: Path, *, what: str) -> Any:
         raise ValueError(f"cannot read {path} as {what}: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ValueError(f"cannot read {path} as {what}: it is nested too deeply") from error
+
+
+def inside(folder: Path, name: object, *, said: Path) -> Path:
+    """The file of a name that the file `said` gives; ValueError unless it lies below the folder.
+
+    By its name alone: a link in the folder may lead elsewhere, as those of the hub's cache do.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or parts[0].startswith("/") or ".." in parts or "\0" in str(name):
+        raise ValueError(f"{said} names the file {name!r}, which does not lie inside {folder}; do not use it")
+    return folder.joinpath(*parts)
 
 
 def read_toml(path: Path, *, what: str) -> dict[str, Any]:

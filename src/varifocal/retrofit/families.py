@@ -10,9 +10,10 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from varifocal.attention.mechanisms.registry import nearest
-from varifocal.model.checkpoints import only_errors, some
+from varifocal.model.checkpoints import check_shapes, only_errors, some
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.reading import readable
 from varifocal.retrofit.sources import open_source
 
 SHARED = (
@@ -84,14 +85,22 @@ def take_over(
     """A model of ours with copies of the weights of a transformers model."""
     config = translate_config(model.config, mechanism=mechanism, mechanism_options=mechanism_options)
     weights = {name: value.clone() for name, value in model.state_dict().items() if ".mechanism." not in name}
-    with only_errors():
+    where = f"this {model.config.model_type} model"
+    with readable(f"the weights in {where}"), only_errors():
+        # A tensor of another shape may have come this far: transformers takes those of GGUF as they are.
         ours, report = VarifocalForCausalLM.from_pretrained(
-            None, config=config, state_dict=weights, dtype=model.dtype, output_loading_info=True
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=model.dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+    check_shapes(where, report)
     foreign = [name for name in report["missing_keys"] if ".mechanism." not in name]
     if foreign or report["unexpected_keys"]:
         wrong = some([*foreign, *report["unexpected_keys"]])
-        raise ValueError(f"the weights of this {model.config.model_type} model do not fit its config: {wrong}")
+        raise ValueError(f"the weights of {where} do not fit its config: {wrong}")
     if model.generation_config is not None:
         ours.generation_config = model.generation_config
     taken: VarifocalForCausalLM = ours.eval()
