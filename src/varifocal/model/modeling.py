@@ -86,6 +86,10 @@ class VarifocalPreTrainedModel(PreTrainedModel):
         for value, kept in loaded:
             value.copy_(kept)
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """As in VarifocalConfig: no source of ours is copied into saved models."""
+
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
     ) -> None:
