@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from varifocal.model.loss import IGNORED, next_token_labels, token_losses
+from varifocal.model.head import token_losses
+from varifocal.model.loss import IGNORED, next_token_labels
 from varifocal.model.modeling import VarifocalForCausalLM
 
 PARTS = 16
@@ -18,7 +19,7 @@ def labelled_losses(model: VarifocalForCausalLM, hidden: Tensor, labels: Tensor)
     """The loss float32 [B, T] of labels [B, T] from the last hidden states [B, T, C]; NaN where there is no label."""
     counted = labels != IGNORED
     losses = torch.full(labels.shape, float("nan"), device=hidden.device)
-    losses[counted] = token_losses(hidden[counted], model.lm_head.weight, labels[counted])
+    losses[counted] = token_losses(model.lm_head, hidden[counted], labels[counted])
     return losses
 
 
