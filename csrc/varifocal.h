@@ -299,7 +299,8 @@ typedef struct vf_step {
     vf_layer layer;       /* tokens = batch * queries of `attention`, in that order */
     vf_mixture attention; /* float32; its q is layer.queries, its out layer.attended */
     vf_matrix mix;
-    float mix_start, mix_warmth, mix_cap;
+    const float *mix_warmth; /* one number */
+    float mix_start, mix_cap;
 } vf_step;
 
 VF_API int32_t vf_linear_of_few(int32_t target, const vf_linear *call);

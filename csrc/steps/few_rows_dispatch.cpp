@@ -36,7 +36,8 @@ int32_t check(const vf_step &c) {
     if (a.heads != c.layer.heads || a.kv_heads != c.layer.kv_heads || a.head_width != c.layer.head_width)
         return VF_BAD_SIZE;
     if (a.dtype != VF_FLOAT32) return VF_BAD_DTYPE;
-    if (a.branch_count < 1 || a.branch_count > 2 || (a.branch_count == 2 && !a.weights)) return VF_BAD_BRANCH;
+    if (a.branch_count < 1 || a.branch_count > 2 || (a.branch_count == 2 && (!a.weights || !c.mix_warmth)))
+        return VF_BAD_BRANCH;
     if (a.branch_count == 2 && c.mix.data && !fits(c.mix, a.heads, c.layer.width)) return VF_BAD_SIZE;
     return a.q.data == c.layer.queries && a.out.data == c.layer.attended ? vf_check_decode(a) : VF_BAD_POINTER;
 }

@@ -116,7 +116,7 @@ static void mix_branches(float *weights, const vf_step &c) {
         else if (c.mix.bias)
             for (int64_t token = 0; token < layer.tokens; token++) learned[token] = c.mix.bias[head];
         for (int64_t token = 0; token < layer.tokens; token++) {
-            float logit = c.mix_start + c.mix_warmth * learned[token];
+            float logit = c.mix_start + *c.mix_warmth * learned[token];
             if (c.mix_cap > 0) logit = c.mix_cap * tanhf(logit / c.mix_cap);
             float gate = 1.0f / (1.0f + expf(-logit));
             float *to = weights + ((token / queries * layer.heads + head) * queries + token % queries) * 2;

@@ -26,7 +26,8 @@ from varifocal.equations.layout import Layout
 from varifocal.model.attention import VarifocalAttention
 from varifocal.model.bare import is_bare
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.head import head_cross_entropy
+from varifocal.model.decoding import find_decoder
+from varifocal.model.head import head_cross_entropy, logits_of
 from varifocal.model.layout import documents_of, lay_out_text
 from varifocal.model.loss import IGNORED, next_token_labels
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
@@ -168,6 +169,11 @@ class VarifocalModel(VarifocalPreTrainedModel):
                 "pass use_cache=False, or documents [B, S] in every call"
             )
         rotary = self.rotary_emb(hidden, rotary_positions)
+        wants_more = output_hidden_states or output_records
+        decoder = None if wants_more else find_decoder(self, hidden, cache)
+        if decoder is not None and cache is not None:
+            hidden = normed(self.norm, decoder.decode(hidden, rotary, layout, cache))
+            return VarifocalModelOutput(last_hidden_state=hidden, past_key_values=cache, layout=layout)
         every_hidden: list[Tensor] = []
         losses: list[dict[str, Tensor]] = []
         records: list[dict[str, Tensor]] = []
@@ -266,7 +272,7 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         logits = loss = cross_entropy = None
         if labels is None or logits_to_keep is not None:
-            logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep or 0))
+            logits = logits_of(self.lm_head, slice_logits_to_keep(hidden, logits_to_keep or 0))
         auxiliary = outputs.auxiliary_losses or {}
         if labels is not None:
             assert outputs.layout is not None

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from varifocal.attention.attend import evaluate, lay_out
+from varifocal.attention.gates import Gate
 from varifocal.attention.mechanisms.ablation import Ablation
 from varifocal.attention.mechanisms.variant import Variant
 from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, Remembered, TakesTokens
-from varifocal.equations.branches import SoftWindow, members
+from varifocal.equations.branches import Branch, SoftWindow, members
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended
@@ -140,6 +141,14 @@ class Call(NamedTuple):
         return self.layout.query_place >= 0
 
 
+class Step(NamedTuple):
+    """An equation whose branches no token changes: one softmax, or two that a gate mixes as `two_way` does."""
+
+    branches: tuple[Branch, ...]
+    """Of windows and prefixes."""
+    gate: Gate | None = None
+
+
 class Overhead(NamedTuple):
     """What a mechanism costs in training beside its attention, for a token of one layer, as it was counted."""
 
@@ -183,6 +192,13 @@ class Mechanism(nn.Module, Generic[ConfigT]):
     def equation(self, call: Call) -> Equation:
         """Branches, weights and score of a call."""
         raise NotImplementedError
+
+    def step(self) -> Step | None:
+        """The equation of every decoded token, if it is of the kind that a layer's native call knows; else None.
+
+        It saves time and changes no result: what `equation` says remains the law.
+        """
+        return None
 
     def losses(self, call: Call, equation: Equation, attended: Attended) -> dict[str, Tensor]:
         """Auxiliary losses of what the mechanism trains by itself, with their coefficients."""

@@ -235,7 +235,8 @@ class Step(ctypes.Structure):
         ("layer", Layer),
         ("attention", Mixture),
         ("mix", Matrix),
-        *_fields(ctypes.c_float, "mix_start mix_warmth mix_cap"),
+        *_pointers("mix_warmth"),
+        *_fields(ctypes.c_float, "mix_start mix_cap"),
     ]
 
 
