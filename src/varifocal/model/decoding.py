@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 8
 """With more of them torch's products are as fast."""
+MOST_QUERIES = 16
+"""Of all heads that share a key head: what the kernel for few queries takes."""
 
 
 class Watched(NamedTuple):
@@ -149,7 +151,8 @@ class Decoder:
             call = one.layer
             call.tokens, call.angles, call.threads = batch * tokens, cosines.shape[0] * cosines.shape[1], threads
             call.cosines, call.sines, call.x = cosines.data_ptr(), sines.data_ptr(), hidden.data_ptr()
-            memory = fitting_memory(cache, one.number, tokens) if one.steps else None
+            few = tokens * (call.heads // call.kv_heads) <= MOST_QUERIES
+            memory = fitting_memory(cache, one.number, tokens) if one.steps and few else None
             if memory is None:
                 self.run_mechanism(one, (batch, tokens, width), layout, cache)
             else:
