@@ -66,7 +66,7 @@ class TopK(Branch):
 
     def keys_per_query(self, place: Tensor) -> Tensor:
         """int64: k for queries at the given places in their documents."""
-        if place.numel() <= FEW and place.device.type == "cpu" and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and place.numel() <= FEW and place.device.type == "cpu":
             # A decoded token costs less in plain numbers than in a handful of torch's operators.
             counts = [self.keys_of(one) for one in place.flatten().tolist()]
             return torch.tensor(counts, dtype=torch.int64).view(place.shape)
