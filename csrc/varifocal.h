@@ -1,8 +1,8 @@
 /* The C interface of libvarifocal: fast attention kernels for CPUs.
  *
  * Every call takes one struct of sizes, pointers and strides, fills caller-owned outputs and returns a status.
- * Strides count elements, not bytes. The last dimension of every tensor is contiguous. Nothing is retained after a
- * call. Results do not depend on `threads`, bit for bit.
+ * Strides count elements, not bytes. The last dimension of every tensor is contiguous. Nothing of a call is
+ * retained after it (but for a piece of work space). Results do not depend on `threads`, bit for bit.
  *
  * Letters: B batch, H query heads, G key/value heads (H a multiple of G), T queries, S keys, D head width, M branches.
  */

@@ -258,7 +258,7 @@ static int32_t select_blocks(const vf_select &call) {
     int64_t rows = (call.keys + call.block - 1) / call.block, width = call.head_width, pairs = call.batch * call.kv_heads;
     bool given = call.pooled.data != nullptr;
     vf_tensor pooled = call.pooled;
-    int32_t *position, *start, *first, *farthest;
+    int32_t *position, *start, *first = nullptr, *farthest = nullptr;
     Scratch scratch;
     if (!scratch.lay_out([&](Space &space) {
             position = space.take<int32_t>(call.batch * call.queries);

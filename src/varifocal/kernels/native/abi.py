@@ -1,6 +1,8 @@
 """The C structs of `varifocal.h`, each exactly once. The library is checked against them when it is opened."""
 
 import ctypes
+import struct
+from typing import Any
 
 VERSION = 2
 """`VF_ABI_VERSION`: of the header that these structs were written for."""
@@ -43,6 +45,21 @@ class Branch(ctypes.Structure):
     """`vf_branch`."""
 
     _fields_ = [*_pointers("window prefix width"), *_numbers("limit"), ("edge", ctypes.c_float)]
+
+
+# Filling a struct inside another one field by field costs more than a short kernel: these write it at once.
+_TENSOR, _BRANCH = struct.Struct("Pqqq"), struct.Struct("PPPif")
+assert (_TENSOR.size, _BRANCH.size) == (ctypes.sizeof(Tensor), ctypes.sizeof(Branch))
+
+
+def put_tensor(call: ctypes.Structure, field: Any, data: int, strides: tuple[int, ...]) -> None:
+    """Write a `vf_tensor` to a field of a call, such as `Mixture.q`; strides of batch, head and row."""
+    _TENSOR.pack_into(call, field.offset, data, *strides)
+
+
+def put_branch(call: "Mixture", m: int, *, window: int, prefix: int, width: int, limit: int, edge: float) -> None:
+    """Write branch m of a mixture: addresses (0 is null), a limit and an edge."""
+    _BRANCH.pack_into(call, Mixture.branch.offset + m * _BRANCH.size, window, prefix, width, limit, edge)
 
 
 class PairGate(ctypes.Structure):
@@ -234,8 +251,8 @@ def mismatch(library: ctypes.CDLL) -> str | None:
         return f"lacks a function of varifocal's C interface ({error})"
     if found != VERSION:
         return f"has version {found} of the C interface, this package needs {VERSION}"
-    for name, struct in STRUCTS.items():
+    for name, taken in STRUCTS.items():
         size = library.vf_struct_size(name.encode())
-        if size != ctypes.sizeof(struct):
-            return f"has {size} bytes in {name}, this package has {ctypes.sizeof(struct)}"
+        if size != ctypes.sizeof(taken):
+            return f"has {size} bytes in {name}, this package has {ctypes.sizeof(taken)}"
     return None
