@@ -22,9 +22,8 @@ def adapted(variant: str, **options: Any) -> Any:
     return get_peft_model(small_model(variant, tie_word_embeddings=False), LoraConfig(**(settings | options)))
 
 
-def loss_of(model: Any, tokens: Tensor) -> Tensor:
-    loss: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-    return loss
+def loss_of(model: Any, tokens: Tensor) -> Any:
+    return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
 
 @pytest.mark.client("peft")
