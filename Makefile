@@ -1,9 +1,9 @@
 # Two commands do everything: `make demo` and `make test`. Both first create .venv with the pinned packages.
 PYTHON ?= python3
 BIN := .venv/bin
-CHECKED := src tests docs/generate.py docs/picture_of_explorer.py
+CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py
 
-.PHONY: demo test lint types unit sanitize results docs setup clean
+.PHONY: demo test lint types unit sanitize clients results docs setup clean
 
 demo: setup
 	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
@@ -51,6 +51,17 @@ sanitize: setup
 	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_native_per_head.py \
 	    tests/kernels/test_steps.py -k "accurate or per_head or test_steps"
 
+# Other people's packages against our models, in an environment of its own: they bring much that nothing else here needs.
+# Writes results/clients.json and the table in docs/ecosystem.md.
+clients: .venv-clients/installed
+	.venv-clients/bin/pytest tests/clients --clients-json results/clients.json
+	.venv-clients/bin/python docs/ecosystem.py
+
+.venv-clients/installed: pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	touch $@
+
 # What is measured, and the README's tables and pictures from it. Wants a quiet machine and twenty minutes. Peers of the
 # benchmark take part if they are installed: pip install --no-deps local-attention x-transformers entmax einops einx loguru
 # native-sparse-attention-pytorch rotary-embedding-torch hyper-connections torch-einops-utils jaxtyping
@@ -62,6 +73,7 @@ results: setup
 
 docs: setup
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/ecosystem.py
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

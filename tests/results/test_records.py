@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from varifocal.results.attention_bench import AttentionBench
+from varifocal.results.clients import ClientRuns
 from varifocal.results.comparison import ComparisonRecord
 from varifocal.results.conformance import read_conformance, write_conformance
 from varifocal.results.data_bench import DataBench
@@ -31,6 +32,7 @@ COMMITTED: list[tuple[type[FileRecord], Path]] = [
         (DataBench, "data_bench.json"),
         (PlanCheck, "plan_check.json"),
         (RetrofitResult, "retrofit_*.json"),
+        (ClientRuns, "clients.json"),
     )
     for path in sorted(RESULTS.glob(pattern))
 ]

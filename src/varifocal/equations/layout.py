@@ -137,7 +137,12 @@ def document_starts(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     # Starts only grow along a row, so the running maximum carries each one to the end of its document.
-    starts = torch.where(begins, index, 0).cummax(dim=1).values
+    starts = torch.where(begins, index, 0)
+    if torch.compiler.is_exporting():
+        # Of what programs are exported to, ONNX has no running maximum.
+        starts = torch.where(index[:, :, None] >= index[:, None, :], starts[:, None, :], 0).amax(dim=2)
+    else:
+        starts = starts.cummax(dim=1).values
     return torch.where(documents >= 0, starts, length)
 
 

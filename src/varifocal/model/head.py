@@ -26,8 +26,8 @@ def head_cross_entropy(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tenso
         hidden: [N, C].
         labels: int64 [N], 0..V-1 or IGNORED.
     """
-    if is_bare(head, nn.Linear) and head.bias is None and on_one_device(hidden, head.weight):  # type: ignore[arg-type]
-        return linear_cross_entropy(hidden, head.weight, labels)  # type: ignore[arg-type, no-any-return]
+    if is_bare(head, nn.Linear) and head.bias is None and on_one_device(hidden, head.weight):
+        return linear_cross_entropy(hidden, head.weight, labels)
     counted = labels != IGNORED
     hidden, labels = hidden[counted], labels[counted]
 

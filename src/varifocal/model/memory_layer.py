@@ -149,7 +149,7 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
         self.capacity = self.max_cache_len = max_cache_len
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LayerOfCache:
     """A layer of a cache, as what a mechanism gives its tokens to.
 
@@ -160,10 +160,13 @@ class LayerOfCache:
     cache: Cache
     layer: int
     mechanism: Mechanism[Any]
+    remembered: Remembered | None = None
+    """What the queries of the last tokens could read."""
 
     def append(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, layout: Layout | None = None) -> Remembered:
         assert layout is not None
-        return remember(self.cache, self.layer, self.mechanism, x, q, k, v, layout=layout)
+        self.remembered = remember(self.cache, self.layer, self.mechanism, x, q, k, v, layout=layout)
+        return self.remembered
 
 
 def remember(

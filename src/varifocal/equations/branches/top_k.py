@@ -128,4 +128,4 @@ class TopK(Branch):
 
 def are_few(place: Tensor) -> bool:
     """Whether plain numbers cost less than a handful of torch's operators: so it is for decoded tokens."""
-    return 0 < place.numel() <= FEW and place.device.type == "cpu" and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and 0 < place.numel() <= FEW and place.device.type == "cpu"
