@@ -53,6 +53,13 @@ def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
     if problem.normalizer is not None:
         raise ValueError(f"the reference has no normalizer but softmax, got {problem.normalizer!r}")
+    # Autocast would round the products to 16 bits.
+    with torch.autocast(problem.q.device.type, enabled=False):
+        return attend_branches(problem)
+
+
+def attend_branches(problem: Problem) -> Attended:
+    """The mixture of all branches."""
     scene = make_scene(problem)
     output = torch.zeros_like(scene.q)
     logsumexps: list[Tensor] = []

@@ -2,8 +2,12 @@
 
 import ctypes
 
-VERSION = 2
+VERSION = 3
 """`VF_ABI_VERSION`: of the header that these structs were written for."""
+MAX_WIDTH = 4096
+"""`VF_MAX_WIDTH`."""
+MAX_UNITS = 1024
+"""`VF_MAX_UNITS`."""
 MAX_BRANCHES = 4
 """`VF_MAX_BRANCHES`."""
 NO_MEMORY = 6
@@ -133,7 +137,7 @@ class Selected(ctypes.Structure):
         *_fields(Tensor, "q k v"),
         *_pointers("scale position start selected weights"),
         ("out", Tensor),
-        *_pointers("logsumexp"),
+        *_pointers("logsumexp norm"),
     ]
 
 
