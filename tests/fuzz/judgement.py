@@ -161,7 +161,7 @@ def size(name: str, trial: Trial, exact: Results) -> float:
 
 
 def cancelling(name: str, trial: Trial) -> float:
-    """The size of what dS = p (dO.v - dO.O) is rounded relative to: dO.v, about sqrt(D), times what dS is multiplied by.
+    """What dS = p (dO.v - dO.O) is rounded relative to: dO.v, about sqrt(D), times what dS is multiplied by.
 
     That is k for q, q for k, q.k for scales and pair networks, 1 / (width - x) for widths. The reference adds up both
     sums in one order, so that they often cancel exactly; a kernel does not.

@@ -34,7 +34,7 @@ def rows_contiguous(x: Given) -> Given:
 
 
 def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Room of x's shape, its rows contiguous, its heads as x has them: those of a transposed q are joined without a copy."""
+    """Room of x's shape with contiguous rows, laid out as x is: heads of a transposed q are joined without a copy."""
     made = torch.empty_like(x, dtype=dtype)
     return made if made.stride(-1) == 1 else made.new_empty(x.shape)
 

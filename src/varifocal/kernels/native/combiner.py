@@ -339,7 +339,6 @@ class SegmentsBackwardInputs(NamedTuple):
 
     grad_out: Tensor
     delta: Tensor
-    logsumexp: Tensor
     norms: Tensor
     part_logsumexp: Tensor
     forward: SegmentsInputs
@@ -422,7 +421,7 @@ def _backward(ctx: Context[SegmentsInputs, SegmentsOutputs], grads: SegmentsOutp
     if not inputs.save:
         raise RuntimeError("varifocal::segments was called with save=False and cannot be differentiated")
     delta = delta_of(grads.out, outputs.out, inputs.segments.position, inputs.segments.start)
-    kept = outputs.logsumexp, outputs.norms, outputs.part_logsumexp
+    kept = outputs.norms, outputs.part_logsumexp
     del outputs
     ctx.release()
     found = _gradients(SegmentsBackwardInputs(grads.out, delta, *kept, inputs))
