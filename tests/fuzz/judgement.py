@@ -94,10 +94,21 @@ def tangent(trial: Trial, run: Run) -> Tensor:
         moved = dict(trial.bases)
         for name in ("q", "v"):
             direction = torch.randn(moved[name].shape, dtype=torch.float64, generator=generator)
-            moved[name] = forward_ad.make_dual(moved[name], direction.to(moved[name].dtype))
+            moved[name] = moving(moved[name], direction.to(moved[name].dtype))
         output = run(trial.on(moved)).output
-        found = forward_ad.unpack_dual(output).tangent
-        return torch.zeros_like(output) if found is None else found.clone()
+        return tangent_of(output).clone()
+
+
+def moving(x: Tensor, direction: Tensor) -> Tensor:
+    """x on its way along a direction."""
+    dual: Tensor = forward_ad.make_dual(x, direction)  # type: ignore[no-untyped-call]
+    return dual
+
+
+def tangent_of(x: Tensor) -> Tensor:
+    """How x changes along the directions of what it was made of; 0 if it does not."""
+    found: Tensor | None = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]
+    return torch.zeros_like(x) if found is None else found
 
 
 def complaints(trial: Trial, run: Run = auto) -> list[str]:

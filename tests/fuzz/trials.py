@@ -30,6 +30,7 @@ from varifocal import (
     Window,
     attend,
 )
+from varifocal.equations.scores.pair_gate import PairForm
 
 Ask = Literal["gradients", "gradients_twice", "forward_mode", "autocast"]
 """What is asked of a call: its results and first derivatives; the derivatives of these; those along a tangent; the
@@ -289,7 +290,8 @@ def draw_score(draw: Draw, sizes: Sizes) -> Score:
         draw.note(f"{kind} of {[*table.shape]}")
         return DistanceBias(draw.parameter("table", table))
     units = choose.choice((0, 1, 3, 5))
-    form = choose.choice(("product", "log", "threshold"))
+    forms: tuple[PairForm, ...] = ("product", "log", "threshold")
+    form = choose.choice(forms)
     draw.note(f"{kind} {form} of {units} units")
     return PairGate(
         queries=draw.parameter("pair_queries", draw.spread(sizes.B, sizes.H, sizes.T, units)),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tests.fuzz.judgement import moving, tangent_of
 from tests.fuzz.layouts import MEMORY_LAYOUTS
 from varifocal import (
     Branch,
@@ -38,6 +39,8 @@ pytestmark = pytest.mark.skipif(library.why_missing() is not None, reason="the n
 FORWARD_MODE = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 """Torch warns of itself where it first meets a tangent."""
 
+Step = Callable[[Tensor], Tensor]
+
 BRANCHES: dict[str, Callable[[], Branch | tuple[Branch, ...]]] = {
     "mixture": lambda: (Window(3), Causal()),
     "top_k": lambda: TopK(),
@@ -60,8 +63,8 @@ def options(name: str, q: Tensor) -> dict[str, Any]:
     if isinstance(branches, tuple):
         given["weights"] = torch.full((*q.shape[:3], 2), 0.5)
     if name == "pair_gate":
-        halves = (normal(*q.shape[:3], 3, seed=seed) for seed in (7, 8))
-        given["score"] = PairGate(*halves, output=normal(q.shape[1], 3, seed=9))
+        queries, keys = (normal(*q.shape[:3], 3, seed=seed) for seed in (7, 8))
+        given["score"] = PairGate(queries, keys, output=normal(q.shape[1], 3, seed=9))
     return given
 
 
@@ -94,7 +97,11 @@ def test_strides_of_steps_and_means_change_nothing(layout: str) -> None:
     base = normal(*cut.base(*shape)).requires_grad_()
     view, angles = cut.view(base, shape), (normal(1, 4, 8, seed=1), normal(1, 4, 8, seed=2))
     weight = torch.linspace(0.5, 2, 8)
-    for step in (lambda x: norm(x, weight, 1e-6, cosines=angles[0], sines=angles[1]), lambda x: swiglu(x, x.flip(1))):
+    steps: tuple[Step, ...] = (
+        lambda x: norm(x, weight, 1e-6, cosines=angles[0], sines=angles[1]),
+        lambda x: swiglu(x, x.flip(1)),
+    )
+    for step in steps:
         found, expected = step(view), step(view.contiguous())
         assert torch.equal(found, expected)
         upstream = cut.view(normal(*cut.base(*shape), seed=5), shape)
@@ -185,12 +192,13 @@ def test_second_derivatives_are_refused_in_one_sentence(name: str) -> None:
     again = attend(*leaves, backend="native", **options(name, leaves[0])).output
     constant = torch.autograd.grad(again, leaves, torch.ones_like(again), create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-        (constant[2].square().sum() + again.sum()).backward()
+        torch.autograd.grad(constant[2].square().sum() + again.sum(), leaves)
 
 
 def test_second_derivatives_of_steps_are_refused_in_one_sentence() -> None:
     x, weight = normal(2, 3, 8).requires_grad_(), torch.linspace(0.5, 2, 8)
-    for step in (lambda x: norm(x, weight, 1e-6), lambda x: swiglu(x, x)):
+    steps: tuple[Step, ...] = (lambda x: norm(x, weight, 1e-6), lambda x: swiglu(x, x))
+    for step in steps:
         (first,) = torch.autograd.grad(step(x).sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="cannot be differentiated twice; run the model in float64"):
             torch.autograd.grad(first.square().sum() + x.sum(), x)
@@ -203,10 +211,8 @@ def test_tangents_go_through_attend(name: str) -> None:
 
     def tangent(backend: str) -> Tensor:
         with forward_ad.dual_level():
-            moving = forward_ad.make_dual(q, normal(*q.shape, seed=4))
-            found = forward_ad.unpack_dual(attend(moving, k, v, backend=backend, **options(name, q)).output).tangent
-            assert found is not None
-            return found.clone()
+            moved = moving(q, normal(*q.shape, seed=4))
+            return tangent_of(attend(moved, k, v, backend=backend, **options(name, q)).output).clone()
 
     torch.testing.assert_close(tangent("auto"), tangent("reference"))
     with pytest.raises(UnavailableError, match="backend 'native' takes no part in forward-mode derivatives"):
@@ -218,10 +224,10 @@ def test_operator_does_not_drop_a_tangent() -> None:
     q, k, v = (part.detach() for part in heads())
     position = torch.arange(20, dtype=torch.int32).repeat(2, 1)
     with forward_ad.dual_level():
-        moving = forward_ad.make_dual(q, torch.ones_like(q))
+        moved = moving(q, torch.ones_like(q))
         with pytest.raises(RuntimeError, match=r"^varifocal::mixture has no forward-mode derivative; use backend="):
             mixture(
-                moving, k, v,
+                moved, k, v,
                 branches=[MixtureBranch(window=CAUSAL)], position=position, start=torch.zeros_like(position),
             )  # fmt: skip
 

@@ -62,6 +62,11 @@ class _Guarded(torch.autograd.Function):
         raise RuntimeError(ctx.refusal)
 
 
+def has_tangent(x: Tensor) -> bool:
+    """Whether a derivative along a tangent of x is wanted."""
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+
+
 def in_forward_mode() -> bool:
     """Whether derivatives along tangents are being taken."""
     return forward_ad._current_level >= 0

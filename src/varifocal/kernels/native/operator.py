@@ -12,9 +12,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .once import differentiable_once, in_forward_mode, transformed
+from .once import differentiable_once, has_tangent, in_forward_mode, transformed
 
 Inputs = TypeVar("Inputs", bound=NamedTuple)
 Outputs = TypeVar("Outputs", bound=NamedTuple)
@@ -94,10 +93,11 @@ class Operator(Generic[Inputs, Outputs]):
         self._defined.register_fake(as_torch(fake))
         self._overload = getattr(torch.ops.varifocal, name).default
         self._kernel = kernel
+        self._nested = _nests(inputs)
 
     def __call__(self, inputs: Inputs) -> Outputs:
         """Run it; without torch's dispatcher where that would do nothing but pass the call on."""
-        if runs_plainly(_flat(inputs)):
+        if runs_plainly(_flat(inputs) if self._nested else inputs):
             return self._kernel(inputs)
         if not torch.compiler.is_compiling() and in_forward_mode():
             self._refuse_tangents(inputs)
@@ -109,7 +109,7 @@ class Operator(Generic[Inputs, Outputs]):
     def _refuse_tangents(self, inputs: Inputs) -> None:
         """RuntimeError if a derivative along an input's tangent is wanted: it would be dropped."""
         for value in _flat(inputs):
-            if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            if isinstance(value, Tensor) and has_tangent(value):
                 raise RuntimeError(
                     f"varifocal::{self.name} has no forward-mode derivative; use backend='auto' or 'reference'"
                 )
