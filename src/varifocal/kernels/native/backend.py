@@ -222,9 +222,9 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
             logsumexp[number] = window_lse[..., place].detach()
     for number, selection in selections.items():
         if logsumexp[number] is None:
-            found = selected_forward(selection)
-            parts.append(found.output)
-            logsumexp[number] = found.logsumexp.detach()
+            read = selected_forward(selection)
+            parts.append(read.output)
+            logsumexp[number] = read.logsumexp.detach()
     total = parts[0]
     for part in parts[1:]:
         total = total + part
