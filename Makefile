@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py
 
-.PHONY: demo test lint types unit sanitize clients results docs setup clean
+.PHONY: demo test lint types unit fuzz sanitize clients results docs setup clean
 
 demo: setup
 	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
@@ -38,6 +38,12 @@ types: setup
 
 unit: setup
 	$(BIN)/pytest -n 2
+
+# Random calls of attend, held to the reference: `make fuzz N=5000 SEED=100000`. A line for each failure repeats it.
+N ?= 5000
+SEED ?= 1000
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --count $(N) --seed $(SEED)
 
 # The native kernels once more, built with AddressSanitizer and UndefinedBehaviorSanitizer. Python itself is not
 # instrumented: the sanitizers' runtime has to be loaded first, and what Python leaks is not ours.

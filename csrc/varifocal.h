@@ -17,6 +17,8 @@ extern "C" {
 
 #define VF_API __attribute__((visibility("default")))
 #define VF_MAX_BRANCHES 4
+#define VF_MAX_WIDTH 4096   /* of a head */
+#define VF_MAX_UNITS 1024   /* of a pair gate's network */
 #define VF_MOST_FEW 16      /* vectors or tokens of a call for few of them */
 #define VF_MAX_ROTATED 1024 /* width of a head that a norm may rotate */
 
@@ -36,7 +38,7 @@ typedef enum vf_status {
 
 /* Changes whenever a struct or a function does. Who loads this library at run time compares it, and the size of every
  * struct that it passes, before the first call. */
-#define VF_ABI_VERSION 3
+#define VF_ABI_VERSION 4
 VF_API int32_t vf_abi_version(void);
 VF_API int64_t vf_struct_size(const char *name); /* sizeof, such as "vf_mixture"; -1 for a name that is none */
 
@@ -106,8 +108,9 @@ typedef struct vf_mixture {
     vf_tensor out;         /* [B, H, T, D] of `dtype` */
     float *logsumexp;    /* [B, H, T, M] contiguous: log of the sum of weight * exp(score), -inf where a branch is empty */
     float *norm;   /* [B, H, T, M, 2] contiguous, for the backward; may be null when none follows: the largest score,
-                      in powers of 2, and 1 / sum of weight * 2^(score - largest), or 0 for an empty branch. Unlike
-                      logsumexp these lose nothing to rounding, so the backward sees the forward's own probabilities. */
+                      in powers of 2, and 1 / sum of weight * 2^(score - largest); infinity and 0 for an empty or a
+                      closed branch. Unlike logsumexp these lose nothing to rounding, so the backward sees the forward's
+                      own probabilities. */
     vf_tensor branch_out[VF_MAX_BRANCHES]; /* O_m of `dtype` for m < M - 1; data may be null when no backward follows */
 } vf_mixture;
 
@@ -188,9 +191,10 @@ typedef struct vf_selected {
     const float *weights;            /* [B, H, T] contiguous factors of the output, or null: 1 */
     vf_tensor out;                   /* [B, H, T, D] of `dtype` */
     float *logsumexp;                      /* [B, H, T] contiguous, -inf where nothing is read */
+    float *norm; /* [B, H, T, 2] contiguous, for the backward; may be null when none follows: as in vf_mixture */
 } vf_selected;
 
-/* forward fields as they were after vf_attend_selected; its output is not read */
+/* forward fields as they were after vf_attend_selected; its output and logsumexp are not read */
 typedef struct vf_selected_grad {
     vf_selected forward;
     vf_tensor grad_out;       /* of `dtype` */

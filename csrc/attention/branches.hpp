@@ -221,11 +221,10 @@ VF_INLINE bool nests(const vf_branch &inner, const vf_branch &outer, int64_t h) 
     }
 }
 
-// A branch without keys has top = -inf, and s - top would be NaN in the backward: top 0 and factor 0 give p = 0
-// instead.
+// Infinity where nothing was summed up: 2^(score - infinity) is 0 whatever the score, and so is its product with 0.
 VF_INLINE void put_norm(const vf_mixture &call, int64_t query, int m, float top, float factor) {
     float *norm = call.norm + (query * call.branch_count + m) * 2;
-    norm[0] = factor > 0 ? top : 0.0f, norm[1] = factor;
+    norm[0] = factor > 0 ? top : INFINITY, norm[1] = factor;
 }
 
 // Branches with a weight other than 0 in the block; all of them unless the call allows to leave closed ones out.

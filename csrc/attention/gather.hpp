@@ -152,16 +152,10 @@ VF_INLINE int read_selection(int32_t *list, const vf_selected &call, int64_t b, 
     return count;
 }
 
-// Probabilities are computed as 2^(score - lse): the lse in base 2 as a float, and the factor that mends its rounding.
-// Half a rounding of a logsumexp of 20 is 7e-7 of every probability, some ten times their own rounding.
-struct Base2 {
-    float lse, mend;
-};
-VF_INLINE Base2 to_base2(float lse) {
-    double exact = lse * 1.4426950408889634;
-    Base2 x = {(float)exact, 1.0f};
-    if (lse - lse == 0) x.mend = (float)(1 - (exact - x.lse) * 0.6931471805599453);
-    return x;
+// What the backward takes probabilities from: from a rounded logsumexp they would not sum to 1, the less the larger the
+// scores.
+VF_INLINE void put_norm(const vf_selected &call, int64_t query, float top, float factor) {
+    if (call.norm) call.norm[2 * query] = top, call.norm[2 * query + 1] = factor;
 }
 
 }  // namespace VF_TARGET

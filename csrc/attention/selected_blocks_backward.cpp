@@ -29,19 +29,17 @@ struct Plan {
 static void differentiate(const Plan &plan, Work &w, int64_t b, int64_t padded_keys) {
     const vf_selected &f = plan.call.forward;
     for (int row = 0; row < w.readers.count; row++) {
-        // Readers of a tile belong to several heads: weight, offset and logsumexp are looked up for each.
+        // Readers of a tile belong to several heads: weight, offset and norm are looked up for each.
         int64_t query = (b * f.heads + w.readers.head[row]) * f.queries + w.readers.query[row];
         float weight = f.weights ? f.weights[query] : 1.0f, offset = plan.offset[query];
-        // A query's keys come from many tasks, so the forward's maximum and sum were not kept apart: the logsumexp
-        // stands for both.
-        Base2 base = to_base2(f.logsumexp[query]);
+        const float top = f.norm[2 * query], factor = f.norm[2 * query + 1];
         const int32_t valid = w.readers.valid[row];
         Vec dweight = {};
         for (int64_t key = 0; key < padded_keys; key += LANES) {
             int64_t at = row * NR + key / NR * BLOCK * NR + key % NR;
-            Vec x = load(w.scores + at) - base.lse, dp = load(w.dp + at);
+            Vec x = load(w.scores + at) - top, dp = load(w.dp + at);
             if (key + LANES > valid) x = (lanes() + (int32_t)key) < valid ? x : splat(-INFINITY);
-            Vec p = exp2(x) * base.mend;
+            Vec p = exp2(x) * factor;
             dweight += p * dp;
             store(w.scores + at, p * weight);
             store(w.dp + at, p * (weight * dp - offset));

@@ -81,6 +81,7 @@ static void merge(const vf_selected &call, State &state, Work &w, int64_t b) {
         // Blocks come in order, so the query's own is its last: what it has is complete, and leaves in one go.
         if (w.readers.own[row]) {
             call.logsumexp[query] = natural_logsumexp(top, sum);
+            put_norm(call, query, top, 1.0f / sum);
             float factor = (call.weights ? call.weights[query] : 1.0f) / sum;
             T *out = row_at<T>(call.out, b, h, t);
             for (; d + LANES <= width; d += LANES) store(out + d, factor * joined(d));
@@ -172,6 +173,7 @@ static int32_t run(const vf_selected &call) {
             state.top[i] = -INFINITY;
             if (call.start[b * call.queries + t] <= call.position[b * call.queries + t]) continue;
             call.logsumexp[i] = -INFINITY;
+            put_norm(call, i, INFINITY, 0.0f);
             memset(row_at<T>(call.out, b, h, t), 0, (size_t)width * sizeof(T));
         }
         take_tasks(index, call, &state.next, state.passed, [&](int64_t b, int64_t g, int64_t number, const Turn &turn) {

@@ -48,6 +48,7 @@ static void attend(const vf_selected &call, Work &w, int64_t b, int64_t h, int64
     if (count <= 0) {
         memset(out, 0, (size_t)width * sizeof(T));
         call.logsumexp[query] = -INFINITY;
+        put_norm(call, query, INFINITY, 0.0f);
         return;
     }
     // The query as float32, scaled once: it meets every selected key.
@@ -67,6 +68,7 @@ static void attend(const vf_selected &call, Work &w, int64_t b, int64_t h, int64
     float total = sum_lanes(sum);
     // The division by the sum waits until the values are mixed: once for each output, not for each key.
     call.logsumexp[query] = natural_logsumexp(top, total);
+    put_norm(call, query, top, 1.0f / total);
     combine_rows(w.sum, w.scores, row_at<T>(call.v, b, g, 0), call.v.stride[2], w.list, count, width);
     float factor = (call.weights ? call.weights[query] : 1.0f) / total;
     for (int64_t d = 0; d < width; d++) put(out + d, w.sum[d] * factor);
@@ -124,11 +126,10 @@ static void differentiate(const vf_selected_grad &call, Work &w, int64_t b, int6
     dot_rows(w.scores, w.q, k, f.k.stride[2], w.list, count, width);
     dot_rows(w.dp, w.dout, v, f.v.stride[2], w.list, count, width);
     for (int i = count; i % LANES; i++) w.scores[i] = -INFINITY, w.dp[i] = 0;
-    // From the logsumexp, without a second maximum; its rounding is mended (gather.hpp).
-    Base2 base = to_base2(f.logsumexp[query]);
+    const float top = f.norm[2 * query], factor = f.norm[2 * query + 1];
     Vec sum = {};
     for (int i = 0; i < count; i += LANES) {
-        Vec p = exp2(load(w.scores + i) - base.lse) * base.mend;
+        Vec p = exp2(load(w.scores + i) - top) * factor;
         store(w.scores + i, p);
         sum += p * load(w.dp + i);
     }

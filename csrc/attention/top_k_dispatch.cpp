@@ -11,7 +11,7 @@ int32_t check_shape(int64_t batch, int64_t heads, int64_t kv_heads, int64_t quer
                     int32_t dtype, int32_t threads) {
     if (!is_size(batch) || !is_size(heads) || !is_size(kv_heads) || !is_size(queries) || !is_size(keys))
         return VF_BAD_SIZE;
-    if (width < 1 || width > 4096 || threads < 1) return VF_BAD_SIZE;
+    if (width < 1 || width > VF_MAX_WIDTH || threads < 1) return VF_BAD_SIZE;
     if (heads < 1 || kv_heads < 1 || heads % kv_heads) return VF_BAD_SIZE;
     // Readers of a block are numbered query * (heads / kv_heads) + head in int32.
     if (!is_size(heads / kv_heads * queries)) return VF_BAD_SIZE;
@@ -40,7 +40,7 @@ int32_t check(const vf_selected &c) {
         return status;
     if (!is_size(c.capacity) || c.block < 0 || c.index_heads < 1 || c.heads % c.index_heads) return VF_BAD_SIZE;
     if (c.batch * c.queries == 0) return VF_OK;
-    if (!c.q.data || !c.scale || !c.position || !c.start || !c.logsumexp) return VF_BAD_POINTER;
+    if (!c.q.data || !c.scale || !c.position || !c.start) return VF_BAD_POINTER;
     if ((c.capacity && !c.selected) || (c.keys && (!c.k.data || !c.v.data))) return VF_BAD_POINTER;
     return check_positions(c.position, c.start, c.batch * c.queries, c.keys);
 }
@@ -126,7 +126,7 @@ int32_t vf_attend_selected(int32_t target, const vf_selected *call) {
     if (!call) return VF_BAD_POINTER;
     if (int32_t status = check(*call)) return status;
     if (call->batch * call->queries == 0) return VF_OK;
-    if (!call->out.data) return VF_BAD_POINTER;
+    if (!call->out.data || !call->logsumexp) return VF_BAD_POINTER;
     vf_selected c = *call;
     c.threads = worthwhile(c.threads, products(c));
     if (c.block && c.queries * (c.heads / c.kv_heads) <= FEW_ROWS) return attend_listed_blocks(*kernels, c);
@@ -140,7 +140,7 @@ int32_t vf_attend_selected_backward(int32_t target, const vf_selected_grad *call
     const vf_selected &c = call->forward;
     if (int32_t status = check(c)) return status;
     if (c.batch * c.keys > 0 && (!call->grad_k.data || !call->grad_v.data)) return VF_BAD_POINTER;
-    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data || (c.block && !call->delta)))
+    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data || !c.norm || (c.block && !call->delta)))
         return VF_BAD_POINTER;
     vf_selected_grad limited = *call;
     limited.forward.threads = worthwhile(c.threads, products(c));

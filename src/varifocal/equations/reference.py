@@ -6,6 +6,7 @@ is added to its score; softmax over what is left, times the branch's weight, sum
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,14 @@ def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
     if problem.normalizer is not None:
         raise ValueError(f"the reference has no normalizer but softmax, got {problem.normalizer!r}")
+    device = problem.q.device.type
+    # Autocast would round the products to 16 bits. Not every device has it: "meta" has not.
+    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+        return attend_branches(problem)
+
+
+def attend_branches(problem: Problem) -> Attended:
+    """The mixture of all branches."""
     scene = make_scene(problem)
     output = torch.zeros_like(scene.q)
     logsumexps: list[Tensor] = []

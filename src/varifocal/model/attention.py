@@ -54,7 +54,7 @@ class VarifocalAttention(Qwen3Attention):
 
     def by_head(self, projected: Tensor) -> Tensor:
         """[B, T, * D] as [B, T, *, D]."""
-        return projected.view(*projected.shape[:2], -1, self.head_dim)
+        return projected.view(*projected.shape[:2], projected.shape[2] // self.head_dim, self.head_dim)
 
     def queries_and_keys(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""

@@ -107,6 +107,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the loss cannot be differentiated twice; take the cross entropy of the logits yourself")
         # In place and given away: a second copy of the weight's gradient is as large as the weight.
         if ctx.gradients is None:
             raise RuntimeError("the loss was differentiated already; its gradients were given away, compute it again")

@@ -304,7 +304,10 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             layout = layout.of_last(k.shape[2])
         call = Call(x, q, remembered, layout, backend)
         equation = self.equation(call)
-        attended = evaluate(equation, q, k, v, layout=layout, shortcuts=remembered.shortcuts, backend=backend)
+        attended = evaluate(
+            equation, q, k, v,
+            layout=layout, shortcuts=remembered.shortcuts, backend=backend, wants_logsumexp=False,
+        )  # fmt: skip
         losses = {**equation.losses, **self.losses(call, equation, attended)}
         return MechanismOutput(attended.output, losses, equation, attended, layout)
 

@@ -4,8 +4,12 @@ import ctypes
 import struct
 from typing import Any
 
-VERSION = 3
+VERSION = 4
 """`VF_ABI_VERSION`: of the header that these structs were written for."""
+MAX_WIDTH = 4096
+"""`VF_MAX_WIDTH`."""
+MAX_UNITS = 1024
+"""`VF_MAX_UNITS`."""
 MAX_BRANCHES = 4
 """`VF_MAX_BRANCHES`."""
 MOST_FEW = 16
@@ -152,7 +156,7 @@ class Selected(ctypes.Structure):
         *_fields(Tensor, "q k v"),
         *_pointers("scale position start selected weights"),
         ("out", Tensor),
-        *_pointers("logsumexp"),
+        *_pointers("logsumexp norm"),
     ]
 
 

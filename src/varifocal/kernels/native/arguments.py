@@ -40,6 +40,12 @@ def rows_contiguous(x: Given) -> Given:
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
+def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Room of x's shape with contiguous rows, laid out as x is: heads of a transposed q are joined without a copy."""
+    made = torch.empty_like(x, dtype=dtype)
+    return made if made.stride(-1) == 1 else made.new_empty(x.shape)
+
+
 def contiguous(x: Given) -> Given:
     """x without gaps."""
     return None if x is None else x.contiguous()

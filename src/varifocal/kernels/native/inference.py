@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from . import abi, library
-from .arguments import contiguous, dtype_argument, pointer, put_tensor, row_pointer, rows_contiguous, scale_per_head
+from .arguments import (
+    contiguous,
+    dtype_argument,
+    pointer,
+    put_tensor,
+    room_like,
+    row_pointer,
+    rows_contiguous,
+    scale_per_head,
+)
 from .mixture import DOT, MixtureBranch, per_head, sized_call
 
 
@@ -24,8 +33,9 @@ def mixture_plainly(
     position: Tensor,
     start: Tensor,
     scale: float,
+    skip_closed: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, H, T, D] and logsumexp [B, H, T, M] of branches without soft windows; arguments as in `mixture`."""
+    """Output [B, H, T, D] and logsumexp [B, H, T, M] of branches without soft windows; as `mixture_inputs`."""
     batch, heads, queries, width = q.shape
     q, k, v, weights = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v), contiguous(weights)
     if weights is not None and weights.dtype != torch.float32:
@@ -33,12 +43,12 @@ def mixture_plainly(
     factors = scale_per_head(scale, q)
     windows = per_head([branch.window for branch in branches], heads, "window")
     prefixes = per_head([branch.prefix for branch in branches], heads, "prefix")
-    output = torch.empty_like(q)  # in q's layout: heads of a transposed q can be joined without a copy
+    output = room_like(q)
     logsumexp = torch.empty((batch, heads, queries, len(branches)), dtype=torch.float32)
     call = sized_call(
         batch, heads, k.shape[1], queries, k.shape[2], width,
         branch_count=len(branches), dtype=dtype_argument(q), threads=torch.get_num_threads(),
-        skip_closed=weights is not None, score=DOT,
+        skip_closed=skip_closed and weights is not None, score=DOT,
     )  # fmt: skip
     put_tensor(call, abi.Mixture.q, q)
     put_tensor(call, abi.Mixture.k, k)

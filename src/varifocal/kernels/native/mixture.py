@@ -25,6 +25,7 @@ from .arguments import (
     put_tensor,
     require_inputs,
     require_range,
+    room_like,
     row_pointer,
     rows_contiguous,
     scale_per_head,
@@ -187,7 +188,7 @@ def _empty(given: MixtureInputs) -> MixtureOutputs:
     q, save, branches = given.q, given.save, given.window.shape[0]
     rows = (*q.shape[:3], branches)
     return MixtureOutputs(
-        out=torch.empty_like(q),  # in q's layout: heads of a transposed q can be joined without a copy
+        out=room_like(q),
         logsumexp=q.new_empty(rows, dtype=torch.float32),
         norm=q.new_empty((*rows, 2) if save else (0,), dtype=torch.float32),
         branch_out=q.new_empty((branches - 1, *q.shape) if save else (0,)),
@@ -324,7 +325,7 @@ def _backward(ctx: Context[MixtureInputs, MixtureOutputs], grads: MixtureOutputs
 
 def empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the gradients of q (float32, whatever its dtype), k and v."""
-    return torch.empty_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(k)
+    return room_like(q, torch.float32), room_like(k), room_like(k)
 
 
 def scale_gradient(grad_q: Tensor, q: Tensor, scale: Tensor, position: Tensor, start: Tensor) -> Tensor:
@@ -384,8 +385,12 @@ def mixture_inputs(
     weights: Tensor | None = None,
     scale: Tensor | float | None = None,
     bias_table: Tensor | None = None,
+    skip_closed: bool = False,
 ) -> MixtureInputs:
-    """The arguments of `mixture`, as its operators take them; they are known to fit together."""
+    """The arguments of `mixture`, as its operators take them; they are known to fit together.
+
+    With `skip_closed` a branch whose weights are 0, and constant, need not be read; its logsumexp is of no use then.
+    """
     heads, rows = q.shape[1], q.shape[:3]
     widths = [branch.width for branch in branches]
     width = None
@@ -404,7 +409,7 @@ def mixture_inputs(
         prefix=per_head([branch.prefix for branch in branches], heads, "prefix"),
         limit=[branch.limit for branch in branches],
         edge=[0.0 if branch.width is None else branch.edge for branch in branches],
-        skip_closed=weights is not None and not (torch.is_grad_enabled() and weights.requires_grad),
+        skip_closed=skip_closed and weights is not None and not needs_backward(weights),
         save=False,
         score=DOT if bias_table is None else DISTANCE_BIAS,
         bias_table=None if bias_table is None else bias_table.float(),

@@ -153,6 +153,7 @@ def select_blocks(
             )
         k = None
     _require(q, source, position, start, budget)
+    block = min(block, max(keys, 1))  # none longer than the text is ever complete
     most = _capacity(budget, capacity, keys // block)
     inputs = SelectInputs(q, k, pooled, position, start, budget, keys=keys, capacity=most, block=block)
     return _select(inputs).selected
@@ -211,4 +212,5 @@ def update_pooled(pooled: Tensor, k_new: Tensor, *, position: Tensor, start: Ten
     if pooled.stride(-1) != 1:
         raise ValueError(f"pooled must have a contiguous last dimension, got strides {pooled.stride()}")
     require_range(position, start, batch=batch, queries=count)
-    _pool(PoolInputs(pooled, k_new, position, start, block))
+    # Positions are int32: a longer block never ends, and its mean is never looked at.
+    _pool(PoolInputs(pooled, k_new, position, start, min(block, 2**30 // max(pooled.shape[2], 1))))
