@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.data_tables import print_splits, require_packages
-from varifocal.cli.options import parse_numbers
+from varifocal.cli.options import MOST_SEED, parse_numbers
 from varifocal.data.splits import splits_from
 
 Distances = Annotated[str, typer.Option(help="From a question back to its fact; each question draws one. By commas.")]
@@ -25,7 +25,7 @@ def probe(
     values: Annotated[int, typer.Option(min=2, help="Kinds of value; a guess is right once in so many.")] = 64,
     noise: Annotated[int, typer.Option(min=1, help="Kinds of token that mean nothing.")] = 128,
     splits: Annotated[str, typer.Option(help="Shares of train/validation/test.")] = "80/10/10",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed makes other texts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed makes other texts.")] = 0,
 ) -> None:
     """Make a data set of questions that only attention to a certain distance can answer.
 

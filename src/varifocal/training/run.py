@@ -22,6 +22,7 @@ from varifocal.memory import reset_peak, resident_bytes
 from varifocal.model.checkpoints import only_errors
 from varifocal.model.reading import one_line
 from varifocal.results.run import RunEnvironment, RunSummary
+from varifocal.threads import use_threads
 from varifocal.training.checkpoints import discard, newest_whole, remove_old, remove_unfinished
 from varifocal.training.config import DataSection, TrainingConfig
 from varifocal.training.gate_traces import keep_gate_traces_until
@@ -54,8 +55,7 @@ def train(
     require_packages(config)
     folder = RunFolder(Path(out))
     resume = resume or restarted_by_torchrun()
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    use_threads(config.run.threads)
     with ExitStack() as stack:
         stack.enter_context(only_errors())
         stack.enter_context(explained(folder.path))
