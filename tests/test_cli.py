@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import subprocess
 import sys
@@ -33,6 +34,22 @@ def test_info_says_why_native_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     result = varifocal("info")
     assert result.returncode == 0, result.stderr
     assert "missing: libvarifocal.so was not built" in " ".join(result.stdout.split())
+
+
+def test_another_library_is_named_with_what_to_do(tmp_path: Path) -> None:
+    foreign = [str(tmp_path), "x" * 5000, str(tmp_path / "text.so"), ctypes.util.find_library("m")]
+    (tmp_path / "text.so").write_text("no library")
+    program = """
+import importlib, os, sys
+from varifocal.kernels.native import library
+for name in sys.argv[1:]:
+    os.environ["VARIFOCAL_LIBRARY"] = name
+    print(importlib.reload(library).why_missing())
+"""
+    done = subprocess.run([sys.executable, "-c", program, *map(str, foreign)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(foreign)
+    assert all("was not built" in line or "unset VARIFOCAL_LIBRARY" in line for line in done.stdout.splitlines())
 
 
 def test_mechanisms_still_work_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
