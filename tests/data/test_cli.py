@@ -68,6 +68,12 @@ def test_bench_data_makes_its_own_when_none_is_given() -> None:
     [
         (("data", "prepare", "nowhere", "out"), "there is no source 'nowhere'; give a file"),
         (("data", "prepare", "sotu", "out", "--tokenizer", "train:x"), "such as train:8192; got 'train:x'"),
+        (("data", "prepare", "sotu", "out", "--tokenizer", "train:99999999999"), "to 1048576 tokens, got 'train:99999"),
+        (
+            ("data", "prepare", "sotu", "out", "--tokenizer", f"train:{'9' * 9999}"),
+            "to 1048576 tokens, got 'train:99999",
+        ),
+        (("data", "probe", "out", "--length", str(10**10), "--distances", "8"), "there is not enough memory for this"),
         (("data", "prepare", "sotu", "out", "--splits", "1/2"), "splits are three numbers such as 80/10/10"),
         (("data", "prepare", "sotu", "out", "--invalid", "drop"), "invalid must be 'error' or 'replace', got 'drop'"),
         (("data", "prepare", "sotu", "out", "--executor", "cloud"), "unknown executor 'cloud'; known are local, slurm"),

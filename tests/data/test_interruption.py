@@ -78,6 +78,30 @@ def wait_for(out: Path, pieces: int, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.005)
 
 
+def family_of(process: int) -> list[tuple[int, str]]:
+    """All that a process started, and what these started: number and time of birth, which no later process shares."""
+    found, waiting = [], [process]
+    while waiting:
+        children = Path(f"/proc/{waiting.pop()}/task").glob("*/children")
+        numbers = [int(number) for file in children for number in file.read_text().split()]
+        waiting += numbers
+        found += [(number, birth(number)) for number in numbers]
+    return found
+
+
+def birth(process: int) -> str:
+    """When a process was started, and "" for one that is gone or only waits to be buried."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def alive(known: tuple[int, str]) -> bool:
+    return birth(known[0]) == known[1] != ""
+
+
 def running_below(folder: Path) -> list[int]:
     """Processes that have a file below the folder open."""
     found = []
@@ -110,8 +134,19 @@ def test_killed_preparation_is_not_a_data_set_and_is_resumed_to_the_same(
     assert open_data(out, verify="full").fingerprint == wanted
 
 
-def test_workers_end_with_the_process_that_started_them(killed: Path) -> None:
-    assert running_below(killed) == []
+def test_workers_end_with_the_process_that_started_them(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(source, out)
+    wait_for(out, 1, process)
+    started = family_of(process.pid)
+    # The server that the workers are copies of, and the two workers themselves.
+    assert len(started) >= 3
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while (left := [one for one in started if alive(one)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
 
 
 def test_finished_pieces_are_not_done_again(source: Path, wanted: str, left: Path) -> None:

@@ -174,5 +174,5 @@ def test_size_of_training_is_read_from_the_name(name: str, size: int | None) -> 
 def test_wrong_size_of_training_is_explained() -> None:
     with pytest.raises(ValueError, match="such as train:8192; got 'train:big'"):
         training_size("train:big")
-    with pytest.raises(ValueError, match="at least train:257"):
+    with pytest.raises(ValueError, match="a vocabulary of 257"):
         train_tokenizer(iter(["a"]), size=100)

@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import MOST_SEED, Threads
 from varifocal.cli.tables import print_table, progress_bar
+from varifocal.threads import use_threads
 
 Model = Annotated[
     str,
@@ -39,7 +40,7 @@ def analyze(
     window: Window = None,
     k_scale: Scale = None,
     resamples: Annotated[int, typer.Option(min=2, help="How often documents are resampled, for the intervals.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the resampling.")] = 0,
     tables: Annotated[bool, typer.Option(help="Print the tables too, not only the conclusions.")] = True,
     threads: Threads = None,
 ) -> None:

@@ -20,13 +20,13 @@ from varifocal.cli.options import (
     Threads,
     parse_lengths,
     require_plots,
-    use_threads,
 )
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import find_device, find_dtype
 from varifocal.report.attention_bench import memory_table, speedup_table
 from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 Passes = Annotated[
     str,

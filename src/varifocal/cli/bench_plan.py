@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Memory, Rounds, TextLengths, Threads, parse_lengths, use_threads
+from varifocal.cli.options import JsonFile, Memory, Rounds, TextLengths, Threads, parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import CPU, Device, SharedCpu
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.results.plan_check import PlanCheck

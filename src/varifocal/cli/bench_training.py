@@ -8,9 +8,10 @@ import torch
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Preset, Threads, use_threads
+from varifocal.cli.options import JsonFile, Preset, Threads
 from varifocal.cli.tables import progress_bar
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 
 def training(

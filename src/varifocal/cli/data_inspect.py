@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from varifocal.cli.data_tables import print_splits, require_packages
-from varifocal.cli.options import Plot, require_plots
+from varifocal.cli.options import MOST_SEED, Plot, require_plots
 from varifocal.cli.tables import print_table
 from varifocal.data import open_data
 from varifocal.report.data_report import histogram, length_table
@@ -25,7 +25,7 @@ def inspect(
     folder: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set.", show_default=False)],
     window: Annotated[int, typer.Option(min=1, help="Window in tokens; how many documents are longer?")] = 512,
     samples: Annotated[int, typer.Option(min=0, help="Documents to show.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed shows other documents.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed shows other documents.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Verify every byte first, however large the data.")] = False,
     json_file: ReportFile = None,
     plot: Plot = None,

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.data_tables import print_splits, require_packages
-from varifocal.cli.options import parse_numbers
+from varifocal.cli.options import MOST_SEED, parse_numbers
 from varifocal.data.splits import splits_from
 
 Distances = Annotated[
@@ -29,7 +29,7 @@ def probe(
     ] = 64,
     noise: Annotated[int, typer.Option(min=1, help="Number of different tokens that mean nothing.")] = 128,
     splits: Annotated[str, typer.Option(help="Shares of train/validation/test.")] = "80/10/10",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed makes other texts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed makes other texts.")] = 0,
 ) -> None:
     """Make a data set of questions that only attention over a certain distance can answer.
 

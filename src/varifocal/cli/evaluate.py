@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Threads, use_threads
+from varifocal.cli.options import JsonFile, Threads
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.data import PreparedData

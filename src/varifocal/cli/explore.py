@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import Threads
+from varifocal.threads import use_threads
 
 
 def explore(

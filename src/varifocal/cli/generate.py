@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,8 @@ import torch
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import MOST_SEED, Threads
+from varifocal.threads import use_threads
 
 
 def generate(
@@ -26,7 +28,9 @@ def generate(
         typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens that together have this probability."),
     ] = 0.95,
     top_k: Annotated[int, typer.Option(min=0, help="Draw from this many likeliest tokens; 0 for all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="The same seed draws the same text again.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MOST_SEED, help="The same seed draws the same text again.")
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Continue a text, print each token as it comes, and report the speed.
@@ -39,7 +43,7 @@ def generate(
     from varifocal.retrofit.opening import open_with_tokenizer
 
     use_threads(threads)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_prompt(prompt)
     loaded, tokenizer = open_with_tokenizer(model)
     ids = torch.tensor([tokenizer.encode(text)], dtype=torch.int64)
     if not ids.numel():
@@ -68,3 +72,15 @@ def generate(
     mechanism = loaded.config.mechanism
     name = mechanism if isinstance(mechanism, str) else "+".join(dict.fromkeys(mechanism))
     console.print(f"{count} tokens, {count / seconds:.1f} a second ({name})", style="dim", highlight=False)
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, or what standard input holds, as UTF-8 whatever the locale says; ValueError if it is not."""
+    # Python keeps the bytes of an argument that the locale cannot decode: these are they.
+    content = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the prompt must be a text in UTF-8, but its byte {error.start} is 0x{content[error.start]:02x}"
+        ) from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -72,10 +73,35 @@ def options(
 
 def run() -> None:
     """Run the command line; a user's mistake ends with one sentence and exit code 2."""
+    show_all_characters()
     try:
         app()
     except (ValueError, OSError) as mistake:
-        Console(stderr=True).print(
-            f"[bold red]varifocal:[/bold red] {escape(str(mistake))}", highlight=False, soft_wrap=True
-        )
-        sys.exit(2)
+        end_with(str(mistake))
+    except (MemoryError, RuntimeError) as error:
+        if not is_want_of_memory(error):
+            raise
+        end_with(f"there is not enough memory for this ({one_line(error)}); use smaller sizes")
+
+
+def show_all_characters() -> None:
+    """Where the terminal or file takes no Unicode, put ? for what it cannot show instead of ending with a trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def is_want_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory could not be had; torch says so in a RuntimeError, each allocator its way."""
+    words = str(error)
+    return isinstance(error, MemoryError) or "can't allocate memory" in words or "out of memory" in words
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def end_with(sentence: str) -> NoReturn:
+    """Say what is wrong in one sentence, and end with exit code 2."""
+    Console(stderr=True).print(f"[bold red]varifocal:[/bold red] {escape(sentence)}", highlight=False, soft_wrap=True)
+    sys.exit(2)

@@ -6,9 +6,10 @@ import importlib.util
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
+MOST_SEED = (1 << 32) - 1
+"""What every generator of random numbers takes."""
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: torch's own number.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result to this file (.png or .svg).", dir_okay=False)]
@@ -16,12 +17,6 @@ Rounds = Annotated[int, typer.Option(min=1, help="Rounds; in each, all contender
 Memory = Annotated[bool, typer.Option(help="Also measure peak memory, each in its own process.")]
 TextLengths = Annotated[str, typer.Option(help="Lengths of the texts, separated by commas.")]
 Preset = Annotated[str, typer.Option(help="A preset; `varifocal info --preset NAME` shows its sizes.")]
-
-
-def use_threads(threads: int | None) -> None:
-    """Compute with this many threads; None leaves the number to torch."""
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def require_plots(plot: Path | None) -> None:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import MOST_SEED, Threads
 from varifocal.cli.tables import counting_bar
+from varifocal.threads import use_threads
 
 Source = Annotated[
     str,
@@ -54,7 +55,7 @@ def retrofit(
     batch: Annotated[int, typer.Option(min=1, help="Texts of --context tokens per step.")] = 1,
     rate: Annotated[float, typer.Option(help="Learning rate of --adapt.")] = 1e-4,
     mechanism_rate: Annotated[float, typer.Option(help="Learning rate of the mechanism's own parameters.")] = 1e-3,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the mechanism's new parameters.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the mechanism's new parameters.")] = 0,
     threads: Threads = None,
     json_file: RunsFile = None,
 ) -> None:

@@ -52,6 +52,7 @@ class Options:
     """What to do about invalid UTF-8: stop, or replace it by U+FFFD."""
 
     def __post_init__(self) -> None:
+        training_size(self.tokenizer)
         if self.invalid not in ("error", "replace"):
             raise ValueError(f"invalid must be 'error' or 'replace', got {self.invalid!r}")
         if self.separator == "":

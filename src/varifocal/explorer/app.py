@@ -20,6 +20,7 @@ import varifocal
 from varifocal.explorer.explorer import Explorer
 from varifocal.explorer.guard import Guard
 from varifocal.explorer.views import TextQuestion, TextView, TokenQuestion, TokenView
+from varifocal.explorer.waiting import AbandonedError, Waiting
 
 FOLDER = Path(__file__).parent
 MOST_REQUEST_BYTES = 2**20
@@ -49,12 +50,29 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
     # One thread computes, one question after another.
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
-    async def computed(answer: Callable[[Question], Answer], asked: Question) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(worker, answer, asked)
+    async def computed(request: Request, answer: Callable[[Question, Waiting], Answer], asked: Question) -> Answer:
+        waiting = Waiting()
+        future = asyncio.get_running_loop().run_in_executor(worker, answer, asked, waiting)
+        gone = asyncio.ensure_future(disconnected(request))
+        try:
+            await asyncio.wait({future, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                raise AbandonedError
+            return future.result()
+        finally:
+            # The browser went on to another question, or the server ends: the thread stops at the next layer.
+            waiting.leave()
+            future.cancel()
+            gone.cancel()
 
     @app.exception_handler(ValueError)
     async def mistaken(request: Request, error: ValueError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, status_code=422)
+
+    @app.exception_handler(AbandonedError)
+    async def abandoned(request: Request, error: AbandonedError) -> JSONResponse:
+        # Nobody reads it; 499 is what servers note for a client that closed its request.
+        return JSONResponse({"detail": "nobody waits for this answer"}, status_code=499)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
@@ -70,13 +88,19 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
 
     @app.post("/api/text")
     async def show_text(request: Request) -> TextView:
-        return await computed(explorer.text, await asked_in(request, TextQuestion))
+        return await computed(request, explorer.text, await asked_in(request, TextQuestion))
 
     @app.post("/api/token")
     async def show_token(request: Request) -> TokenView:
-        return await computed(explorer.token, await asked_in(request, TokenQuestion))
+        return await computed(request, explorer.token, await asked_in(request, TokenQuestion))
 
     return Guard(app, token=token, host=host)
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client is gone; its question must have been read to the end."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def asked_in(request: Request, kind: type[Question]) -> Question:

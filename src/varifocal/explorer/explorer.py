@@ -27,6 +27,7 @@ from varifocal.explorer.views import (
     TokenQuestion,
     TokenView,
 )
+from varifocal.explorer.waiting import Waiting
 
 TOP_KEYS = 12
 TOP_CANDIDATES = 10
@@ -48,10 +49,11 @@ class Explorer:
         self.readings = Readings(most_bytes)
         self.models = tuple(view_model(opened, most_tokens) for opened in models)
 
-    def text(self, asked: TextQuestion) -> TextView:
+    def text(self, asked: TextQuestion, waiting: Waiting | None = None) -> TextView:
         """A text as one head of one layer sees it; ValueError if there is no such head or the text is too long."""
-        opened, pieces = self.checked(asked)
-        reading = self.reading(asked, pieces, asked.gates)
+        waiting = Waiting() if waiting is None else waiting
+        opened, pieces = self.checked(asked, waiting)
+        reading = self.reading(asked, pieces, asked.gates, waiting)
         record = reading.records[asked.layer]
         reach = reach_of(decoder_layer(opened.model, asked.layer).self_attn.mechanism, asked.head)
         decides = record.get("decides")
@@ -70,12 +72,13 @@ class Explorer:
             beyond=len(pieces.ids) > self.models[asked.model].context,
         )
 
-    def token(self, asked: TokenQuestion) -> TokenView:
+    def token(self, asked: TokenQuestion, waiting: Waiting | None = None) -> TokenView:
         """What a token reads in one head, and the likeliest next tokens with gates as learned and as held."""
-        opened, pieces = self.checked(asked)
+        waiting = Waiting() if waiting is None else waiting
+        opened, pieces = self.checked(asked, waiting)
         if asked.token >= len(pieces.ids):
             raise ValueError(f"there is no token {asked.token}; the text has {len(pieces.ids)}, counted from 0")
-        reading = self.reading(asked, pieces, asked.gates)
+        reading = self.reading(asked, pieces, asked.gates, waiting)
         row = attention_row(opened.model, reading, layer=asked.layer, head=asked.head, token=asked.token)
         best = row.weights.topk(min(TOP_KEYS, len(row.weights)))
         keys = tuple(
@@ -91,13 +94,16 @@ class Explorer:
         states: tuple[Gates, ...] = get_args(Gates) if self.models[asked.model].gated else ("learned",)
         following = pieces.ids[asked.token + 1] if asked.token + 1 < len(pieces.ids) else None
         chances = tuple(
-            next_tokens(opened, self.reading(asked, pieces, gates), gates, token=asked.token, following=following)
+            next_tokens(
+                opened, self.reading(asked, pieces, gates, waiting), gates, token=asked.token, following=following
+            )
             for gates in states
         )
         return TokenView(asked.token, numbers(row.weights, 4), keys, chances)
 
-    def checked(self, asked: TextQuestion) -> tuple[OpenedModel, Pieces]:
+    def checked(self, asked: TextQuestion, waiting: Waiting) -> tuple[OpenedModel, Pieces]:
         """The model and the tokens of a question; ValueError if it asks for something that does not exist."""
+        waiting.require()
         if asked.model >= len(self.opened):
             raise ValueError(f"there is no model {asked.model}; this page has {len(self.opened)}, counted from 0")
         view = self.models[asked.model]
@@ -109,10 +115,10 @@ class Explorer:
         opened = self.opened[asked.model]
         return opened, cut(opened, asked.text, most=view.most)
 
-    def reading(self, asked: TextQuestion, pieces: Pieces, gates: Gates) -> Reading:
+    def reading(self, asked: TextQuestion, pieces: Pieces, gates: Gates, waiting: Waiting) -> Reading:
         """The reading of a question's text with gates in that state, from those that are kept or a new one."""
-        model = self.opened[asked.model].model
-        return self.readings.get((asked.model, asked.text, gates), lambda: read_tokens(model, pieces.ids, gates))
+        model, key = self.opened[asked.model].model, (asked.model, asked.text, gates)
+        return self.readings.get(key, lambda: read_tokens(model, pieces.ids, gates, waiting))
 
 
 def view_model(opened: OpenedModel, most_tokens: int | None) -> ModelView:

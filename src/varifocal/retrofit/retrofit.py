@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from varifocal.attention.mechanisms.registry import make_mechanism, mechanism_type
 from varifocal.model.checkpoints import only_errors
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.writing import WRITE_ERRORS, why_unwritten
 from varifocal.retrofit.dense_start import foreign_share, start_as_dense, starting_options
 from varifocal.retrofit.families import FAMILIES, take_over, translate_config
 from varifocal.retrofit.sources import open_source, read_tokenizer
@@ -105,5 +106,7 @@ def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | No
             if tokenizer is not None:
                 tokenizer.save_pretrained(beside)
         beside.rename(folder)
+    except WRITE_ERRORS as error:
+        raise ValueError(f"{folder} cannot be written: {why_unwritten(error)}; make room, and try again") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)

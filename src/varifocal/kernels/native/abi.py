@@ -295,6 +295,8 @@ def mismatch(library: ctypes.CDLL) -> str | None:
         library.vf_struct_size.argtypes = [ctypes.c_char_p]
         library.vf_target_name.restype = ctypes.c_char_p
         library.vf_status_text.restype = ctypes.c_char_p
+        for name in ("vf_target_count", "vf_target_runs"):
+            getattr(library, name).restype = ctypes.c_int32
         library.vf_norm_restorable.argtypes = [ctypes.POINTER(Norm)]
         for name, taken in FUNCTIONS.items():
             getattr(library, name).argtypes = [ctypes.c_int32, ctypes.POINTER(taken)]

@@ -30,14 +30,15 @@ def _open() -> ctypes.CDLL | str:
     import torch  # noqa: F401  # loads torch's OpenMP runtime first, so that both share one pool of threads
 
     path = _path()
-    if not path.exists():
-        return f"{path.name} was not built when varifocal was installed; reinstall it where a C++ compiler is found"
+    remedy = "reinstall varifocal" if os.environ.get("VARIFOCAL_LIBRARY") is None else "unset VARIFOCAL_LIBRARY"
     try:
+        if not path.exists():
+            return f"{path.name} was not built when varifocal was installed; reinstall it where a C++ compiler is found"
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        return f"{path} cannot be loaded: {error}"
+        return f"{path} cannot be loaded: {error}; {remedy}"
     wrong = abi.mismatch(library)
-    return library if wrong is None else f"{path} {wrong}; reinstall varifocal"
+    return library if wrong is None else f"{path} {wrong}; {remedy}"
 
 
 _LIBRARY = _open()
