@@ -19,7 +19,7 @@ def inside(folder: Path, name: object, *, said: Path) -> Path:
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or parts[0].startswith("/") or ".." in parts or "\0" in str(name):
-        raise ValueError(f"{said} names the file {name!r}, which does not lie inside {folder}; do not use it")
+        raise ValueError(f"{said} names the file {name!r}, which is not inside {folder}; do not use it")
     return folder.joinpath(*parts)
 
 

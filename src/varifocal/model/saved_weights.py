@@ -36,7 +36,7 @@ def weight_files(folder: Path) -> list[Path]:
     pickled = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if pickled:
         raise ValueError(
-            f"{folder} holds its weights as pickle only ({pickled[0]}), which can run code when it is read; "
+            f"{folder} has its weights only as pickle ({pickled[0]}), which can run code when it is read; "
             "convert them to safetensors first"
         )
     raise ValueError(f"the weights in {folder} cannot be read: there is no file named {WEIGHTS} or {INDEX}")

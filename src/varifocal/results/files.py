@@ -63,13 +63,13 @@ def read_json(path: Path, *, what: str) -> Any:
 
 
 def inside(folder: Path, name: object, *, said: Path) -> Path:
-    """The file of a name that the file `said` gives; ValueError unless it lies below the folder.
+    """The file of a name that the file `said` gives; ValueError unless it is inside the folder.
 
     By its name alone: a link in the folder may lead elsewhere, as those of the hub's cache do.
     """
     parts = PurePosixPath(name).parts if isinstance(name, str) else ()
     if not parts or parts[0].startswith("/") or ".." in parts or "\0" in str(name):
-        raise ValueError(f"{said} names the file {name!r}, which does not lie inside {folder}; do not use it")
+        raise ValueError(f"{said} names the file {name!r}, which is not inside {folder}; do not use it")
     return folder.joinpath(*parts)
 
 

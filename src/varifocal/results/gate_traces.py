@@ -14,7 +14,7 @@ from varifocal.results.files import write_whole
 
 GATES = "gates.npz"
 MOST_BYTES = 1 << 29
-"""Of all arrays, unpacked: a thousand validations of a large model take less than half of it."""
+"""The most bytes that all arrays may unpack to; a thousand validations of a large model take less than half of it."""
 Traces = dict[str, NDArray[Any]]
 """"step" [N], the others [N, L, H] or [N, L, H, D]."""
 
@@ -49,7 +49,7 @@ def unpacked(path: Path) -> Traces:
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
     if size > MOST_BYTES:
-        raise ValueError(f"its arrays unpack to {size:,} bytes, the traces of a run have at most {MOST_BYTES:,}")
+        raise ValueError(f"its arrays unpack to {size:,} bytes, but the traces of a run have at most {MOST_BYTES:,}")
     with numpy.load(path, allow_pickle=False) as content:
         return {name: content[name] for name in content.files}
 

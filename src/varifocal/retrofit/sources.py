@@ -140,12 +140,12 @@ def read_tokenizer(source: str | Path) -> Any | None:
 
 @dataclass(frozen=True)
 class Weights:
-    """What is known of a checkpoint's weights before they are read."""
+    """What is known about a checkpoint's weights before they are read."""
 
     names: list[str]
-    """Of the tensors."""
+    """The names of the tensors."""
     size: int
-    """In bytes."""
+    """The size of all tensors in bytes."""
 
 
 def find_weights(place: Place) -> Weights | None:
@@ -173,7 +173,7 @@ def fetched(place: Place, name: str) -> Path | None:
 
 
 def check_plain_config(place: Place) -> None:
-    """ValueError for sizes beyond all measure and for weights elsewhere, before transformers acts on them."""
+    """ValueError for absurd sizes and for weights outside the folder, before transformers acts on them."""
     path = fetched(place, "config.json" if place.gguf_file is None else place.gguf_file)
     if path is None:
         return
