@@ -13,7 +13,7 @@ import pytest
 
 def varifocal(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = "from varifocal.cli.main import run; run()"
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=600)
 
 
 def test_help_names_every_verb() -> None:

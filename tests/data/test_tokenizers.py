@@ -148,7 +148,7 @@ def test_unknown_tokenizer_is_explained(name: str, sentence: str) -> None:
 def test_hub_that_cannot_be_reached_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     program = "from varifocal.data.tokenizers import find_tokenizer; find_tokenizer('nobody/nothing')"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert "cannot get the tokenizer of 'nobody/nothing' from the hub" in result.stderr.splitlines()[-1]
 
 

@@ -187,7 +187,7 @@ def test_adaptation_lowers_the_loss(source: Path) -> None:
 def varifocal(*arguments: object) -> subprocess.CompletedProcess[str]:
     program = "from varifocal.cli.main import run; run()"
     words = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=240)
+    return subprocess.run(words, capture_output=True, text=True, timeout=600)
 
 
 def test_command_measures_adapts_and_saves(source: Path, tmp_path: Path) -> None:
