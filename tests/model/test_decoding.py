@@ -30,7 +30,7 @@ def make_model(mechanism: str, options: dict[str, Any] | None = None, **config: 
     sizes = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "head_dim": 16}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
     all_options = {"mechanism": mechanism, "mechanism_options": options, **config}
-    made = VarifocalForCausalLM(VarifocalConfig(**sizes, **heads, **all_options)).eval()
+    made: VarifocalForCausalLM = VarifocalForCausalLM(VarifocalConfig(**sizes, **heads, **all_options)).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -136,7 +136,7 @@ def test_what_is_attached_or_changed_later_takes_part(monkeypatch: pytest.Monkey
     model = make_model("head_gated", {"window": 7})
     ids, mask = text()
     plain = decoded(model, ids, mask)
-    layer = model.model.layers[1]
+    layer: Any = model.model.layers[1]
 
     def expected() -> Tensor:
         with general_path(monkeypatch):
@@ -156,7 +156,7 @@ def test_what_is_attached_or_changed_later_takes_part(monkeypatch: pytest.Monkey
     with torch.no_grad():
         layer.mlp.up_proj.weight.mul_(1.5)
     torch.testing.assert_close(decoded(model, ids, mask), expected(), rtol=1e-4, atol=2e-5)
-    layer.mlp.up_proj = torch.nn.Sequential(layer.mlp.up_proj, torch.nn.Tanh())  # type: ignore[assignment]
+    layer.mlp.up_proj = torch.nn.Sequential(layer.mlp.up_proj, torch.nn.Tanh())
     torch.testing.assert_close(decoded(model, ids, mask), expected(), rtol=1e-4, atol=2e-5)
 
 

@@ -9,7 +9,7 @@ plain as the kernels take it (an adapter, a hook, another dtype), there is no de
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -48,7 +48,7 @@ class Watched(NamedTuple):
     found_in: dict[str, nn.Module | None]
     name: str
     module: nn.Module
-    weights: tuple[tuple[dict[str, Tensor | None], str, int], ...]
+    weights: tuple[tuple[Mapping[str, Tensor | None], str, int], ...]
     """Where each of its weights is found, its name, and the address that it had."""
 
     def is_as_it_was(self) -> bool:
@@ -243,21 +243,22 @@ def may_be_decoded(model: VarifocalModel) -> bool:
     config = model.config
     if config.hidden_act != "silu" or config.head_dim % 2 or has_global_hooks():
         return False
+    layer: Any
     for layer in model.layers:
         attention = layer.self_attn
-        plain = [(attention, VarifocalAttention), (layer.mlp, Qwen3MLP)]
-        plain += [(one, nn.Linear) for one in linears_of(layer)]  # type: ignore[arg-type]
-        plain += [(one, Qwen3RMSNorm) for one in norms_of(layer)]  # type: ignore[arg-type]
+        plain: list[tuple[nn.Module, type[nn.Module]]] = [(attention, VarifocalAttention), (layer.mlp, Qwen3MLP)]
+        plain += [(one, nn.Linear) for one in linears_of(layer)]
+        plain += [(one, Qwen3RMSNorm) for one in norms_of(layer)]
         if not all(is_bare(one, kind) for one, kind in [*plain, (layer, type(model.layers[0]))]):
             return False
         if not {type(attention.q_norm), type(attention.k_norm)} <= {nn.Identity, Qwen3RMSNorm}:
             return False
         if type(attention.q_norm) is not type(attention.k_norm):
             return False
-        epsilons = {one.variance_epsilon for one in norms_of(layer)}  # type: ignore[arg-type]
+        epsilons = {one.variance_epsilon for one in norms_of(layer)}
         weights = [
             weight
-            for one in (*linears_of(layer), *norms_of(layer))  # type: ignore[arg-type]
+            for one in (*linears_of(layer), *norms_of(layer))
             for weight in one._parameters.values()
             if weight is not None
         ]
@@ -296,8 +297,8 @@ def norms_of(layer: VarifocalDecoderLayer) -> Sequence[Qwen3RMSNorm]:
     return [one for one in norms if not isinstance(one, nn.Identity)]
 
 
-def fill_layer(call: abi.Layer, layer: VarifocalDecoderLayer, buffers: dict[str, Tensor]) -> None:
-    """Fill in all of a layer that no token changes."""
+def fill_layer(call: abi.Layer, layer: Any, buffers: dict[str, Tensor]) -> None:
+    """Fill in all of a decoder layer that no token changes."""
     attention, shape = layer.self_attn, layer.self_attn.mechanism.shape
     call.width, call.heads = shape.model_width, shape.heads
     call.kv_heads, call.head_width = shape.kv_heads, shape.head_width
