@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from varifocal.kernels.native import library
-from varifocal.kernels.steps.cross_entropy import cross_entropy_
+from varifocal.kernels.steps.cross_entropy import cross_entropy_, integer_labels
 
 IGNORED = -100
 """The label of a token that is not to be predicted."""
@@ -19,16 +19,29 @@ ROWS_AT_A_TIME = 256
 
 
 def next_token_labels(labels: Tensor, documents: Tensor | None) -> Tensor:
-    """The label of what follows each token [B, T], from the label of each token itself [B, T].
+    """The label of what follows each token, int64 [B, T], from the label of each token itself [B, T].
 
     The last token of a row has nothing to predict, nor has the last one of a document or padding.
     """
+    labels = integer_labels(labels)
     following = torch.full_like(labels, IGNORED)
     following[:, :-1] = labels[:, 1:]
     if documents is not None:
         goes_on = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
         following[:, :-1] = following[:, :-1].masked_fill(~goes_on, IGNORED)
     return following
+
+
+def class_labels(labels: Tensor, classes: int, *, ignored: int | None = None) -> Tensor:
+    """Labels of any integer type as int64, each from 0 to classes - 1 or `ignored`; ValueError for all others."""
+    labels = integer_labels(labels)
+    counted = labels if ignored is None else labels[labels != ignored]
+    if counted.numel():
+        low, high = int(counted.min()), int(counted.max())
+        if low < 0 or high >= classes:
+            others = "" if ignored is None else f"{ignored} or "
+            raise ValueError(f"labels must be {others}between 0 and {classes - 1}, got {low} to {high}")
+    return labels
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -40,22 +53,20 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     Args:
         hidden: [N, C].
         weight: [V, C].
-        labels: int64 [N], 0..V-1 or IGNORED.
+        labels: integers [N], 0..V-1 or IGNORED.
     """
+    labels = class_labels(labels, len(weight), ignored=IGNORED)
     counted = labels != IGNORED
     # Rows without a label would cost a product with the whole vocabulary for nothing.
     if not bool(counted.all()):
         hidden, labels = hidden[counted], labels[counted]
-    if labels.numel():
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= len(weight):
-            raise ValueError(f"labels must be {IGNORED} or between 0 and {len(weight) - 1}, got {low} to {high}")
     return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.no_grad()
 def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The cross entropy of each row, float32 [N], without gradient; hidden [N, C], weight [V, C], labels int64 [N]."""
+    """The cross entropy of each row, float32 [N], without gradient; hidden [N, C], weight [V, C], labels [N]."""
+    labels = class_labels(labels, len(weight))
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     for begin in range(0, len(hidden), ROWS_AT_A_TIME):
         part = slice(begin, begin + ROWS_AT_A_TIME)
