@@ -63,6 +63,26 @@ class Rows:
             room[:, :, : self.length] = self.filled
         return room
 
+    def make_room(self) -> None:
+        """Make room for a fixed number of tokens, if there is one and the room was lost."""
+        if self.capacity is None or self.filled is None or self.filled.requires_grad or self.has_room(self.capacity):
+            return
+        length = self.length
+        self.room, self.begin = self.with_room(self.filled, length), 0
+        self.filled = self.room[:, :, :length]
+
+    def take_filled(self, tokens: int) -> None:
+        """Count tokens that were put into the room after the last one."""
+        assert self.room is not None
+        self.filled = self.room[:, :, self.begin : self.begin + self.length + tokens]
+
+    def insert_first(self, tokens: int) -> None:
+        """Put entries of 0 before the first token."""
+        if self.filled is not None:
+            batch, heads, _, width = self.filled.shape
+            empty = self.filled.new_zeros(batch, heads, tokens, width)
+            self.filled, self.room = torch.cat((empty, self.filled), dim=2), None
+
     def drop_last(self, tokens: int) -> None:
         """Forget the last tokens."""
         if self.filled is not None:
