@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests docs/generate.py docs/picture_of_explorer.py
 
-.PHONY: demo test lint types unit sanitize results docs setup clean
+.PHONY: demo test lint types unit sanitize hf-suite results docs setup clean
 
 demo: setup
 	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
@@ -50,6 +50,18 @@ sanitize: setup
 	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_native_per_head.py \
 	    tests/kernels/test_steps.py -k "accurate or per_head or test_steps"
+
+# transformers' own tests of a language model, from a checkout of its repository at the tag of the installed version:
+# make hf-suite TRANSFORMERS=folder. They take some minutes for each mechanism; ONLY='head_gated and generate' runs fewer.
+ONLY ?= test
+hf-suite: setup .venv/hf-suite
+	@test -f "$(TRANSFORMERS)/tests/causal_lm_tester.py" || { echo 'TRANSFORMERS must name a checkout of huggingface/transformers, got "$(TRANSFORMERS)"'; exit 1; }
+	TRANSFORMERS='$(abspath $(TRANSFORMERS))' HF_HUB_OFFLINE=1 $(BIN)/pytest -c tests/hf_suite/pytest.ini --rootdir=tests/hf_suite \
+	    --confcutdir=tests/hf_suite -n 2 -rfE -k '$(ONLY)' tests/hf_suite/causal_lm.py
+
+.venv/hf-suite: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt parameterized httpx datasets
+	touch $@
 
 # What is measured, and the README's tables and pictures from it. Wants a quiet machine and twenty minutes. Peers of the
 # benchmark take part if they are installed: pip install --no-deps local-attention x-transformers entmax einops einx loguru
