@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py
 
-.PHONY: demo test lint types unit fuzz sanitize clients results docs setup clean
+.PHONY: demo test lint types unit fuzz sanitize clients hf-suite results docs setup clean
 
 demo: setup
 	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
@@ -66,6 +66,18 @@ clients: .venv-clients/installed
 .venv-clients/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	touch $@
+
+# transformers' own tests of a language model, from a checkout of its repository at the tag of the installed version:
+# make hf-suite TRANSFORMERS=folder. They take some minutes for each mechanism; ONLY='head_gated and generate' runs fewer.
+ONLY ?= test
+hf-suite: setup .venv/hf-suite
+	@test -f "$(TRANSFORMERS)/tests/causal_lm_tester.py" || { echo 'TRANSFORMERS must name a checkout of huggingface/transformers, got "$(TRANSFORMERS)"'; exit 1; }
+	TRANSFORMERS='$(abspath $(TRANSFORMERS))' HF_HUB_OFFLINE=1 $(BIN)/pytest -c tests/hf_suite/pytest.ini --rootdir=tests/hf_suite \
+	    --confcutdir=tests/hf_suite -n 2 -rfE -k '$(ONLY)' tests/hf_suite/causal_lm.py
+
+.venv/hf-suite: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt parameterized httpx datasets
 	touch $@
 
 # What is measured, and the README's tables and pictures from it. Wants a quiet machine and twenty minutes. Peers of the

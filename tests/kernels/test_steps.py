@@ -155,6 +155,21 @@ def test_cross_entropy_refuses_a_label_beyond_the_classes() -> None:
         cross_entropy_(torch.zeros(2, 4), torch.tensor([0, 4]))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_cross_entropy_takes_labels_of_any_integer_type(dtype: torch.dtype) -> None:
+    logits, labels = random(5, 9).detach(), torch.arange(5)
+    expected, _ = cross_entropy_(logits.clone(), labels)
+    found, _ = cross_entropy_(logits.clone(), labels.to(dtype))
+    assert torch.equal(found, expected)
+
+
+def test_cross_entropy_refuses_labels_of_another_number_or_kind() -> None:
+    with pytest.raises(ValueError, match=r"one for each row, got shape \(3,\)"):
+        cross_entropy_(torch.zeros(2, 4), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^labels must be integers, got torch\.float32;"):
+        cross_entropy_(torch.zeros(2, 4), torch.zeros(2))
+
+
 def test_steps_do_not_depend_on_the_number_of_threads() -> None:
     module, x = norm_of(32), random(2, 67, 4, 32)
     rotary = angles(1, 67, 32)

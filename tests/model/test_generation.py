@@ -87,8 +87,3 @@ def test_generation_goes_on_from_a_given_cache() -> None:
     with torch.no_grad():
         cache = model(prompt[:, :6], use_cache=True).past_key_values
     assert torch.equal(generate(model, prompt, past_key_values=cache), generate(model, prompt))
-
-
-def test_matrix_of_attention_weights_is_refused_with_advice() -> None:
-    with pytest.raises(ValueError, match="output_records=True"):
-        small_model()(random_tokens(1, 4), output_attentions=True)

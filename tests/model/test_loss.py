@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.model.models import random_tokens, small_model
+from tests.model.models import VOCABULARY, random_tokens, small_model
 from varifocal.model import loss as loss_file
+from varifocal.model.head import token_losses
 from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
 
 
@@ -78,6 +79,50 @@ def test_label_outside_the_vocabulary_is_explained() -> None:
         linear_cross_entropy(hidden, weight, labels)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32])
+def test_labels_of_any_integer_type_give_the_loss_of_int64(dtype: torch.dtype) -> None:
+    model, tokens = small_model("head_gated"), random_tokens(2, 12)
+    with torch.no_grad():
+        expected = model(tokens, labels=tokens).loss
+        assert model(tokens, labels=tokens.to(dtype)).loss == expected
+        hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
+        labels = tokens.flatten()
+        summed = linear_cross_entropy(hidden, model.lm_head.weight, labels)
+        assert torch.equal(linear_cross_entropy(hidden, model.lm_head.weight, labels.to(dtype)), summed)
+        each = token_losses(model.lm_head, hidden, labels)
+        assert torch.equal(token_losses(model.lm_head, hidden, labels.to(dtype)), each)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_labels_that_are_not_integers_are_refused_in_one_sentence(dtype: torch.dtype) -> None:
+    hidden, weight, labels = inputs(8)
+    sentence = f"^labels must be integers, got {dtype}; convert them with labels.long\\(\\)$"
+    with pytest.raises(ValueError, match=sentence):
+        linear_cross_entropy(hidden, weight, labels.to(dtype))
+    with pytest.raises(ValueError, match=sentence):
+        token_losses(torch.nn.Linear(12, 37), hidden, labels.to(dtype))
+    tokens = random_tokens(1, 4)
+    with pytest.raises(ValueError, match=sentence):
+        small_model()(tokens, labels=tokens.to(dtype))
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCABULARY])
+def test_label_of_no_token_is_refused_wherever_labels_are_read(wrong: int) -> None:
+    model, tokens = small_model(), random_tokens(1, 4)
+    labels = tokens.clone()
+    labels[0, 2] = wrong
+    with pytest.raises(ValueError, match=f"between 0 and {VOCABULARY - 1}, got"):
+        model(tokens, labels=labels)
+    with pytest.raises(ValueError, match=f"^labels must be between 0 and {VOCABULARY - 1}, got"):
+        token_losses(model.lm_head, torch.zeros(4, 24), labels[0])
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 3), (4,)])
+def test_labels_of_another_shape_are_refused_in_one_sentence(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^labels must be \[B, T\] = \(1, 4\), got shape"):
+        small_model()(random_tokens(1, 4), labels=torch.zeros(shape, dtype=torch.int64))
+
+
 def test_labels_are_those_of_the_following_tokens() -> None:
     labels = torch.tensor([[1, 2, 3, 4]])
     assert next_token_labels(labels, None).tolist() == [[2, 3, 4, IGNORED]]
@@ -112,12 +157,3 @@ def test_loss_of_a_padded_text_is_the_loss_of_the_text() -> None:
     with torch.no_grad():
         found = model(padded, labels=padded, attention_mask=mask).loss
         torch.testing.assert_close(found, model(tokens, labels=tokens).loss)
-
-
-def test_labels_leave_out_the_logits_unless_they_are_asked_for() -> None:
-    model, tokens = small_model(), random_tokens(2, 12)
-    with torch.no_grad():
-        assert model(tokens, labels=tokens).logits is None
-        assert model(tokens, labels=tokens, logits_to_keep=3).logits.shape[1] == 3
-        assert model(tokens, labels=tokens, logits_to_keep=0).logits.shape[1] == 12
-        assert model(tokens).logits.shape[1] == 12

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import Cache
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from varifocal.attention.attend import evaluate
 from varifocal.attention.mechanisms import Mechanism, MechanismOutput, make_mechanism
+from varifocal.attention.memories import Remembered
+from varifocal.attention.weights import unit_values
 from varifocal.equations.layout import Layout
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.memory_layer import LayerOfCache
@@ -34,7 +39,14 @@ class VarifocalAttention(Qwen3Attention):
             for part in self.mechanism.modules():
                 part._is_hf_initialized = True  # type: ignore[assignment]
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], layout: Layout, cache: Cache | None) -> MechanismOutput:
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        layout: Layout,
+        cache: Cache | None,
+        output_attentions: bool = False,
+    ) -> tuple[MechanismOutput, Tensor | None]:
         """The layer's attention of its normed input x [B, T, C]; the result's output is [B, T, C] too.
 
         Args:
@@ -42,6 +54,7 @@ class VarifocalAttention(Qwen3Attention):
             rotary: cosines and sines [B or 1, T, D].
             layout: where the tokens stand.
             cache: takes their keys and values, if it is not None.
+            output_attentions: whether to give the weights [B, H, T, S] of all keys too.
         """
         q, k = self.queries_and_keys(x, rotary)  # [B, H, T, D] and [B, G, T, D]
         v = self.by_head(self.v_proj(x)).transpose(1, 2)
@@ -49,8 +62,12 @@ class VarifocalAttention(Qwen3Attention):
         q, k = q.to(v.dtype), k.to(v.dtype)
         memory = None if cache is None else LayerOfCache(cache, self.layer_idx, self.mechanism)
         attended: MechanismOutput = self.mechanism(x, q, k, v, memory=memory, layout=layout)
+        weights = None
+        if output_attentions:
+            remembered = None if memory is None else memory.remembered
+            weights = weights_of_keys(attended, q, remembered or Remembered(k, v), keys=layout.keys)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
-        return replace(attended, output=self.o_proj(attended.output.transpose(1, 2).flatten(2)))
+        return replace(attended, output=self.o_proj(attended.output.transpose(1, 2).flatten(2))), weights
 
     def by_head(self, projected: Tensor) -> Tensor:
         """[B, T, * D] as [B, T, *, D]."""
@@ -60,3 +77,21 @@ class VarifocalAttention(Qwen3Attention):
         """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""
         q, k = self.by_head(self.q_proj(x)), self.by_head(self.k_proj(x))
         return normed_and_rotated(self.q_norm, self.k_norm, q, k, rotary)
+
+
+@torch.no_grad()
+def weights_of_keys(attended: MechanismOutput, q: Tensor, remembered: Remembered, *, keys: int) -> Tensor:
+    """[B, H, T, S]: how much of each of S keys the queries q [B, H, T, D] read, all branches together.
+
+    The output is linear in the values, so the weights of D keys are the output for unit vectors as their values. A key
+    that the memory has forgotten weighs 0, and so does every key for padding.
+    """
+    equation, layout = attended.equation, attended.layout
+    if equation is None or layout is None:
+        raise ValueError("output_attentions=True asks a mechanism's equation, and this one attends without any")
+    width, rows = q.shape[3], []
+    for first in range(0, remembered.k.shape[2], width):
+        values = unit_values(remembered.k, first)
+        rows.append(evaluate(equation, q, remembered.k, values, layout=layout).output)  # [B, H, T, D]
+    weights = torch.cat(rows, dim=-1)[..., : remembered.k.shape[2]]
+    return pad(weights, (keys - remembered.k.shape[2], 0))

@@ -41,6 +41,10 @@ class VarifocalConfig(Qwen3Config):
     """
 
     model_type = "varifocal"
+    # Qwen3's plans cut heads and feed-forward units; a mechanism's own parameters belong to all heads at once, and our
+    # layers take other arguments.
+    base_model_tp_plan = None
+    base_model_pp_plan = None
     keys_to_ignore_at_inference = ["past_key_values", "cross_entropy", "auxiliary_losses", "records"]  # noqa: RUF012
 
     mechanism: str | list[str] = "dense"

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from varifocal.kernels.steps.few_rows import linear_of_few
 from varifocal.model.bare import is_bare
 from varifocal.model.decoding import MOST_TOKENS
-from varifocal.model.loss import IGNORED, ROWS_AT_A_TIME, check_labels, linear_cross_entropy
+from varifocal.model.loss import IGNORED, ROWS_AT_A_TIME, class_labels, linear_cross_entropy
 from varifocal.model.steps import runs_natively
 
 
@@ -33,8 +33,8 @@ def head_cross_entropy(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tenso
 
     def summed(hidden: Tensor, labels: Tensor) -> Tensor:
         logits = head(hidden).float()
-        check_labels(labels, logits.shape[-1])
-        return functional.cross_entropy(logits, labels.to(logits.device), reduction="sum")
+        classes = class_labels(labels, logits.shape[-1]).to(logits.device)
+        return functional.cross_entropy(logits, classes, reduction="sum")
 
     loss = hidden.new_zeros((), dtype=torch.float32)
     for begin in range(0, len(hidden), ROWS_AT_A_TIME):
@@ -66,9 +66,11 @@ def on_one_device(*tensors: Tensor) -> bool:
 
 @torch.no_grad()
 def token_losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
-    """The cross entropy of each row, float32 [N], without gradient; head from [N, C] to [N, V], labels int64 [N]."""
+    """The cross entropy of each row, float32 [N], without gradient; head from [N, C] to [N, V], labels integers [N]."""
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     for begin in range(0, len(hidden), ROWS_AT_A_TIME):
         part = slice(begin, begin + ROWS_AT_A_TIME)
-        losses[part] = functional.cross_entropy(head(hidden[part]).float(), labels[part], reduction="none")
+        logits = head(hidden[part]).float()
+        classes = class_labels(labels[part], logits.shape[-1])
+        losses[part] = functional.cross_entropy(logits, classes, reduction="none")
     return losses

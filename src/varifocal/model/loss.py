@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varifocal.kernels.native import library
-from varifocal.kernels.steps.cross_entropy import cross_entropy_
+from varifocal.kernels.steps.cross_entropy import cross_entropy_, integer_labels
 
 IGNORED = -100
 """The label of a token that is not to be predicted."""
@@ -18,16 +18,29 @@ ROWS_AT_A_TIME = 256
 
 
 def next_token_labels(labels: Tensor, documents: Tensor | None) -> Tensor:
-    """The label of what follows each token [B, T], from the label of each token itself [B, T].
+    """The label of what follows each token, int64 [B, T], from the label of each token itself [B, T].
 
     The last token of a row has nothing to predict, nor has the last one of a document or padding.
     """
+    labels = integer_labels(labels)
     following = torch.full_like(labels, IGNORED)
     following[:, :-1] = labels[:, 1:]
     if documents is not None:
         goes_on = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
         following[:, :-1] = following[:, :-1].masked_fill(~goes_on, IGNORED)
     return following
+
+
+def class_labels(labels: Tensor, classes: int, *, ignored: int | None = None) -> Tensor:
+    """Labels of any integer type as int64, each from 0 to classes - 1 or `ignored`; ValueError for all others."""
+    labels = integer_labels(labels)
+    counted = labels if ignored is None else labels[labels != ignored]
+    if counted.numel():
+        low, high = int(counted.min()), int(counted.max())
+        if low < 0 or high >= classes:
+            others = "" if ignored is None else f"{ignored} or "
+            raise ValueError(f"labels must be {others}between 0 and {classes - 1}, got {low} to {high}")
+    return labels
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -39,22 +52,14 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     Args:
         hidden: [N, C].
         weight: [V, C].
-        labels: int64 [N], 0..V-1 or IGNORED.
+        labels: integers [N], 0..V-1 or IGNORED.
     """
+    labels = class_labels(labels, len(weight), ignored=IGNORED)
     counted = labels != IGNORED
     # Rows without a label would cost a product with the whole vocabulary for nothing.
     if not bool(counted.all()):
         hidden, labels = hidden[counted], labels[counted]
-    check_labels(labels, len(weight))
     return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def check_labels(labels: Tensor, classes: int) -> None:
-    """ValueError unless every label [N] is one of 0..classes-1."""
-    if labels.numel():
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            raise ValueError(f"labels must be {IGNORED} or between 0 and {classes - 1}, got {low} to {high}")
 
 
 def losses_and_shares(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
@@ -12,6 +13,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, StaticLayer
 from varifocal.attention.mechanisms import Mechanism
 from varifocal.attention.memories import KeysAndValues, Memory, Remembered
 from varifocal.equations.layout import Layout
+from varifocal.model.layout import ALONE, Standing
 
 LAYER_TYPE = "varifocal_memory"
 """The kind of layer that our configs ask transformers' caches for."""
@@ -44,6 +46,14 @@ class MemoryLayer(CacheLayerMixin):
         self.capacity: int | None = None
         self.record_past = False
         """Whether what would be forgotten is kept until the next crop, so that tokens can be taken back."""
+        self.padding: Tensor | None = None
+        """bool [B, N]: which of the first N tokens are padding that was put before their text; None if none is. The
+        tokens after these stand where they were given."""
+
+    @property
+    def padding_first(self) -> int:
+        """N, of how many tokens, from the first, the padding was put before the text."""
+        return 0 if self.padding is None else self.padding.shape[1]
 
     @property
     def is_initialized(self) -> bool:
@@ -108,22 +118,41 @@ class MemoryLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes a negative number of tokens to remove, got {tokens_to_remove}")
-        if self.memory is not None:
-            self.memory.crop(-tokens_to_remove)
+        if self.memory is None:
+            return
+        left = self.memory.length + tokens_to_remove
+        first = 0 if self.padding is None or left <= 0 else self.padding_of_removed(self.padding, left)
+        self.memory.crop(-tokens_to_remove - first)
+        self.memory.drop_first(first)
+        self.padding = None if self.padding is None or left <= 0 else self.padding[:, :left]
+
+    def padding_of_removed(self, padding: Tensor, left: int) -> int:
+        """How many of the tokens after the first `left` are padding, which stands before the text."""
+        counts = set(padding[:, left:].sum(dim=1).tolist())
+        if len(counts) > 1:
+            raise ValueError(
+                f"cannot crop to {left} tokens: there is padding among the first {self.padding_first}, another number "
+                f"in each row; crop to {self.padding_first} tokens or more, or to 0"
+            )
+        return int(counts.pop()) if counts else 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        if self.padding is not None:
+            self.padding = self.padding.index_select(0, beam_idx.to(self.padding.device))
         if self.memory is not None:
             self.memory.reorder(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.padding is not None:
+            self.padding = self.padding.repeat_interleave(repeats, dim=0)
         if self.memory is not None:
             self.memory.repeat(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        if self.memory is not None:
-            self.memory.reorder(indices)
+        self.reorder_cache(indices)
 
     def reset(self) -> None:
+        self.padding = None
         if self.memory is not None:
             self.memory.reset()
 
@@ -139,14 +168,136 @@ class MemoryLayer(CacheLayerMixin):
 
 
 class StaticMemoryLayer(MemoryLayer, StaticLayer):
-    """The same with room for a fixed number of tokens, made when the first ones come."""
+    """The same with room for a fixed number of tokens, made when the first ones come.
+
+    Compiled code adds tokens to keys and values that already have their room, and counts them in a tensor: a number
+    would be compiled into it. What it added, the memory learns before anything else is done with it.
+    """
 
     _layer_type = LAYER_TYPE
-    is_compileable = False
+    is_compileable = True
 
     def __init__(self, max_cache_len: int, **kwargs: Any) -> None:
+        self._memory: Memory | None = None
         super().__init__()
         self.capacity = self.max_cache_len = max_cache_len
+        self.cumulative_length = torch.tensor(0)
+        """Tokens so far, those that compiled code added included."""
+        self.counted = 0
+        """The same when uncompiled code last looked."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """What holds the tokens, all that came included."""
+        memory = self._memory
+        if memory is not None and not torch.compiler.is_compiling():
+            counted = int(self.cumulative_length)
+            if counted != self.counted:
+                memory.take_filled(counted - self.counted)
+                self.counted = counted
+        return memory
+
+    @memory.setter
+    def memory(self, memory: Memory | None) -> None:
+        self._memory = memory
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, new: NewTokens | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            keys, values = self.add_compiled(key_states, value_states)
+            if new is not None:
+                new.remembered = Remembered(keys, values)
+            return keys, values
+        found = super().update(key_states, value_states, *args, new=new, **kwargs)
+        self.count_again()
+        return found
+
+    def add_compiled(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Put new keys and values [B, G, T, D] into their room, and give all of it [B, G, capacity, D]."""
+        rows = {} if self._memory is None else self._memory.rows
+        keys, values = (rows[name].room if name in rows else None for name in ("k", "v"))
+        if keys is None or values is None:
+            raise ValueError("compiled code adds to a cache that holds tokens already; add the first ones uncompiled")
+        places = torch.arange(key_states.shape[2], device=key_states.device) + self.cumulative_length
+        self.cumulative_length.add_(key_states.shape[2])
+        return keys.index_copy_(2, places, key_states), values.index_copy_(2, places, value_states)
+
+    def get_seq_length(self) -> int:
+        # A tensor, where a number would be compiled in.
+        return self.cumulative_length if torch.compiler.is_compiling() else super().get_seq_length()  # type: ignore[return-value]
+
+    def count_again(self) -> None:
+        """Begin to count from what the memory holds, which has room for more."""
+        memory = self._memory
+        assert memory is not None
+        for rows in memory.rows.values():
+            rows.restore_room()
+        held = next((rows.filled for rows in memory.rows.values()), None)
+        self.cumulative_length = self.cumulative_length.to(
+            self.cumulative_length.device if held is None else held.device
+        )
+        self.cumulative_length.fill_(memory.length)
+        self.counted = memory.length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        self.count_again() if self._memory is not None else None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self.count_again() if self._memory is not None else None
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        self.count_again() if self._memory is not None else None
+
+    def reset(self) -> None:
+        super().reset()
+        self.cumulative_length.zero_()
+        self.counted = 0
+
+
+def can_be_compiled(mechanism: Mechanism[Any]) -> bool:
+    """Whether decoding with a static cache can be compiled: all keys and values are kept, and no more is needed."""
+    return mechanism.memory().is_plain and mechanism.farthest() is None
+
+
+def standing_of(cache: Cache | None) -> Standing:
+    """What a cache tells of the order of its tokens; a call without one may stand as it likes."""
+    if cache is None:
+        return ALONE
+    ours = all(isinstance(layer, MemoryLayer) for layer in cache.layers) and bool(cache.layers or makes_ours(cache))
+    first = cache.layers[0].padding_first if ours and cache.layers else 0
+    if torch.compiler.is_compiling() and cache.is_compileable:
+        return Standing(past=0, padding_first=first, arranges=False, filled=cache.get_seq_length(), room=room_of(cache))
+    # A static cache answers with a counter that it goes on to change.
+    past = int(cache.get_seq_length())
+    return Standing(past=past, padding_first=first, keeps_order=True, arranges=ours)
+
+
+def room_of(cache: Cache) -> int:
+    """For how many tokens a static cache has room."""
+    room: int = cache.layers[0].get_max_length()
+    return room
+
+
+def note_padding(cache: Cache, padding: Tensor) -> None:
+    """Remember which of the first tokens of a cache are padding that was put before their text: bool [B, N]."""
+    for layer in cache.layers:
+        layer.padding = padding
+
+
+def insert_padding(cache: Cache, tokens: int) -> None:
+    """Put padding before the tokens of a cache: so many for every row."""
+    for layer in cache.layers:
+        if layer.memory is not None:
+            layer.memory.insert_first(tokens)
+
+
+def makes_ours(cache: Cache) -> bool:
+    """Whether a cache has no layers before their first tokens come, and then gets ours."""
+    return getattr(cache, "layer_class_to_replicate", None) is DynamicLayer
 
 
 @dataclass(eq=False)
@@ -187,8 +338,8 @@ def remember(
             "a cache with offloading=True moves layers from a GPU to main memory, and this model is on the cpu; "
             "leave offloading out"
         )
-    if getattr(cache, "layer_class_to_replicate", None) is DynamicLayer:
-        # A cache that was made without a config has no layers before their first tokens come.
+    if makes_ours(cache):
+        # It was made without a config.
         while len(cache.layers) <= layer:
             cache.layers.append(MemoryLayer())
     found = cache.layers[layer] if layer < len(cache.layers) else None
@@ -217,5 +368,5 @@ def remember(
                 "make the cache with the model's config, as in DynamicCache(config=model.config)"
             )
     keys, values = cache.update(k, v, layer)
-    # A static cache is longer than its text.
+    # A static cache is longer than its text, and compiled code cannot know how much.
     return Remembered(keys[:, :, : layout.keys], values[:, :, : layout.keys])

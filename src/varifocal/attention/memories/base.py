@@ -123,6 +123,32 @@ class Memory:
         if tokens:
             self.forget_shortcuts()
 
+    def take_filled(self, tokens: int) -> None:
+        """Count `tokens` more, whose entries somebody else has put into the room after the last one."""
+        for rows in self.rows.values():
+            rows.take_filled(tokens)
+        self.length += tokens
+        self.forget_shortcuts()
+
+    def insert_first(self, tokens: int) -> None:
+        """Count `tokens` more before the first one, which no query reads: padding."""
+        forgotten = self.length - max((rows.length for rows in self.rows.values()), default=0)
+        if not forgotten:
+            for rows in self.rows.values():
+                rows.insert_first(tokens)
+        self.length += tokens
+        if tokens:
+            self.forget_shortcuts()
+
+    def drop_first(self, tokens: int) -> None:
+        """Forget the first `tokens` tokens, as if they had never come."""
+        forgotten = self.length - max((rows.length for rows in self.rows.values()), default=0)
+        for rows in self.rows.values():
+            rows.keep_last(rows.length - max(0, tokens - forgotten))
+        self.length -= tokens
+        if tokens:
+            self.forget_shortcuts()
+
     def reorder(self, index: Tensor) -> None:
         """Rows `index` of the batch in place of the present ones: another order, some of them twice, or fewer."""
         for rows in self.rows.values():

@@ -79,6 +79,24 @@ class Rows:
             room[:, :, : self.length] = filled
         self.held, self.begin, self.has_room = room, 0, True
 
+    def restore_room(self) -> None:
+        """Make room for a fixed number of tokens, if there is one and the room was lost."""
+        if self.capacity is None or self.held is None or self.held.requires_grad:
+            return
+        if not self.has_room or self.held.shape[2] - self.begin < self.capacity:
+            self.move_to_room(self.held, self.length)
+
+    def take_filled(self, tokens: int) -> None:
+        """Count tokens that were put into the room after the last one."""
+        assert self.has_room
+        self.length += tokens
+
+    def insert_first(self, tokens: int) -> None:
+        """Put entries of 0 before the first token."""
+        if (filled := self.filled) is not None:
+            batch, heads, _, width = filled.shape
+            self.hold(torch.cat((filled.new_zeros(batch, heads, tokens, width), filled), dim=2))
+
     def drop_last(self, tokens: int) -> None:
         """Forget the last tokens."""
         self.length -= tokens if self.held is not None else 0
