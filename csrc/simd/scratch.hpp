@@ -11,6 +11,7 @@
 namespace VF_TARGET {
 
 struct Space {
+    // An integer, because a Space also measures: then it starts at 0, and arithmetic on a null pointer is undefined.
     uintptr_t base = 0;
     size_t used = 0;
 
@@ -49,6 +50,8 @@ struct Scratch {
     // False if there is no memory. Pages, so that no two calls share one.
     template <typename LayOut>
     bool lay_out(LayOut lay_out) {
+        // aligned_alloc wants a multiple of the alignment, and for 0 bytes it may return null, which is no failure
+        // here.
         size_t bytes = (measure(lay_out) + 4095) / 4096 * 4096;
         small = bytes && bytes <= KEPT_BYTES;
         if (small) bytes = KEPT_BYTES, base = __atomic_exchange_n(&kept_piece, (char *)nullptr, __ATOMIC_ACQ_REL);

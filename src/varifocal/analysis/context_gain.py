@@ -27,8 +27,8 @@ def labelled_losses(model: VarifocalForCausalLM, hidden: Tensor, labels: Tensor)
 def windowed_losses(model: VarifocalForCausalLM, ids: Tensor, documents: Tensor, *, window: int) -> Tensor:
     """The loss [T] of the token after each token [T] when no more than the last `window` tokens are given.
 
-    The text is cut into parts of `window` tokens, each half a window after the one before. Each prediction is
-    taken from the part that gives it the most: it sees more than half a window and at most a whole one.
+    The text is cut into parts of `window` tokens, each starting half a window after the one before. Each prediction is
+    taken from the part that shows it the most text: more than half a window, and at most a whole one.
     """
     length, half = len(ids), max(1, window // 2)
     begins = torch.arange(0, max(1, length - half), half)
@@ -40,7 +40,7 @@ def windowed_losses(model: VarifocalForCausalLM, ids: Tensor, documents: Tensor,
     for part in torch.split(index, PARTS):
         hidden = model.model(input_ids=ids[part], documents=documents[part], use_cache=False).last_hidden_state
         found = labelled_losses(model, hidden, labels[part])
-        # The second half of a part; of the first part both.
+        # Each part gives the predictions of its second half; the first part gives both halves.
         losses[part[:, half:]] = found[:, half:]
         if int(part[0, 0]) == 0:
             losses[part[0, :half]] = found[0, :half]

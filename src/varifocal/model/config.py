@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,12 @@ from varifocal.attention.mechanisms import HeadShape
 from varifocal.attention.mechanisms.registry import config_from_options, options_from_config
 from varifocal.model.auto_classes import AUTO_MAP, write_auto_classes
 from varifocal.model.memory_layer import LAYER_TYPE
+
+LARGEST = {
+    "num_hidden_layers": 10_000, "hidden_size": 1 << 20, "intermediate_size": 1 << 24, "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "vocab_size": 1 << 31, "max_position_embeddings": 1 << 40,
+}  # fmt: skip
+"""Sizes that no model will have; beyond them a config is a mistake or an attack, and would fill the memory."""
 
 
 class LayerMechanism(NamedTuple):
@@ -44,6 +51,7 @@ class VarifocalConfig(Qwen3Config):
     """Biases of the query, key and value projections, as in Qwen2. `attention_bias` adds the output's to them."""
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_sizes(vars(self))
         super().__post_init__(**kwargs)
         check_heads(self)
         self.mechanism_options = complete_options(self.mechanism, self.mechanism_options, self.num_hidden_layers)
@@ -91,10 +99,19 @@ class VarifocalConfig(Qwen3Config):
         )
 
 
+def check_sizes(values: Mapping[str, Any]) -> None:
+    """ValueError if the sizes of a model are beyond all measure; what is not a number is for others to refuse."""
+    for name, most in LARGEST.items():
+        value = values.get(name)
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise ValueError(f"{name} must be between 1 and {most}, got {reprlib.repr(value)}")
+
+
 def check_heads(config: VarifocalConfig) -> None:
     """ValueError unless the layers' sizes are those of an attention."""
-    if config.num_hidden_layers < 1:
-        raise ValueError(f"num_hidden_layers must be at least 1, got {config.num_hidden_layers}")
+    pad = config.pad_token_id
+    if pad is not None and not -config.vocab_size <= pad < config.vocab_size:
+        raise ValueError(f"pad_token_id must be below the vocab_size {config.vocab_size}, got {reprlib.repr(pad)}")
     for name in ("qk_norm", "qkv_bias"):
         if not isinstance(getattr(config, name), bool):
             raise ValueError(f"{name} must be True or False, got {getattr(config, name)!r}")

@@ -19,7 +19,8 @@ from varifocal.data import Batches, PreparedData, open_data
 from varifocal.data.files import explained
 from varifocal.environment import environment
 from varifocal.memory import reset_peak, resident_bytes
-from varifocal.model.checkpoints import one_line, only_errors
+from varifocal.model.checkpoints import only_errors
+from varifocal.model.reading import one_line
 from varifocal.results.run import RunEnvironment, RunSummary
 from varifocal.training.checkpoints import discard, newest_whole, remove_old, remove_unfinished
 from varifocal.training.config import DataSection, TrainingConfig

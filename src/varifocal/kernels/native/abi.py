@@ -4,10 +4,12 @@ import ctypes
 import struct
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 """`VF_ABI_VERSION`: of the header that these structs were written for."""
 MAX_BRANCHES = 4
 """`VF_MAX_BRANCHES`."""
+MOST_FEW = 16
+"""`VF_MOST_FEW`."""
 NO_MEMORY = 6
 """`VF_NO_MEMORY`: the one status that is not the caller's mistake."""
 
@@ -201,6 +203,42 @@ class CrossEntropy(ctypes.Structure):
     _fields_ = [*_sizes("rows classes"), *_numbers("threads"), *_pointers("logits labels losses shares")]
 
 
+class Matrix(ctypes.Structure):
+    """`vf_matrix`."""
+
+    _fields_ = [*_pointers("data scales bias"), *_sizes("rows columns"), *_numbers("kind group")]
+
+
+class Linear(ctypes.Structure):
+    """`vf_linear`."""
+
+    _fields_ = [("matrix", Matrix), *_sizes("vectors"), *_numbers("threads"), *_pointers("x out")]
+
+
+class Layer(ctypes.Structure):
+    """`vf_layer`."""
+
+    _fields_ = [
+        *_sizes("tokens width heads kv_heads head_width angles"),
+        *_numbers("threads"),
+        ("epsilon", ctypes.c_float),
+        *_fields(Matrix, "q k v o gate up down"),
+        *_pointers("input_norm output_norm q_norm k_norm cosines sines"),
+        *_pointers("x normed queries keys values attended inner"),
+    ]
+
+
+class Step(ctypes.Structure):
+    """`vf_step`."""
+
+    _fields_ = [
+        ("layer", Layer),
+        ("attention", Mixture),
+        ("mix", Matrix),
+        *_fields(ctypes.c_float, "mix_start mix_warmth mix_cap"),
+    ]
+
+
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "vf_tensor": Tensor,
     "vf_branch": Branch,
@@ -218,6 +256,10 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "vf_swiglu": Swiglu,
     "vf_swiglu_grad": SwigluGrad,
     "vf_cross_entropy": CrossEntropy,
+    "vf_matrix": Matrix,
+    "vf_linear": Linear,
+    "vf_layer": Layer,
+    "vf_step": Step,
 }
 FUNCTIONS: dict[str, type[ctypes.Structure]] = {
     "vf_find_delta": Delta,
@@ -232,6 +274,10 @@ FUNCTIONS: dict[str, type[ctypes.Structure]] = {
     "vf_swiglu_forward": Swiglu,
     "vf_swiglu_backward": SwigluGrad,
     "vf_cross_entropy_of_rows": CrossEntropy,
+    "vf_linear_of_few": Linear,
+    "vf_layer_project": Layer,
+    "vf_layer_finish": Layer,
+    "vf_layer_step": Step,
 }
 """Functions of a target and one struct: their names and what they take."""
 
