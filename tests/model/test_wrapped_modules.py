@@ -101,6 +101,18 @@ def test_hooks_see_every_module_once_a_call(variant: str) -> None:
     assert seen[0] == once | {"lm_head": 2}
 
 
+def test_a_hook_on_one_module_alone_sees_it() -> None:
+    model, tokens = small_model("context_adaptive", num_hidden_layers=1), random_tokens(1, 9)
+    for name, module in model.named_modules():
+        calls: list[str] = []
+        if not isinstance(module, nn.ModuleList):
+            hook = module.register_forward_hook(lambda *_, calls=calls, name=name: calls.append(name))
+            with torch.no_grad():
+                model(input_ids=tokens, labels=tokens)
+            hook.remove()
+            assert calls == [name]
+
+
 def test_bare_modules_keep_their_kernels_and_the_loss() -> None:
     model = small_model("head_gated")
     plain = loss_of(model)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
 
 from varifocal.kernels.native import library
@@ -73,7 +74,7 @@ def fed_forward(module: nn.Module, x: Tensor) -> Tensor:
         return replaced
     gate_proj, up_proj, down_proj = (getattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
     gate, up = gate_proj(x), up_proj(x)
-    native = module.config.hidden_act == "silu" and runs_natively(gate, up)  # type: ignore[union-attr]
+    native = is_bare(module.act_fn, SiLUActivation) and runs_natively(gate, up)  # type: ignore[arg-type]
 
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         inner = swiglu(gate, up) if native else module.act_fn(gate) * up  # type: ignore[operator]
