@@ -28,6 +28,7 @@ from varifocal.kernels.native import abi, library
 from varifocal.kernels.native.arguments import row_pointer
 from varifocal.kernels.native.backend import as_mixture
 from varifocal.kernels.native.mixture import DOT, per_head
+from varifocal.kernels.native.once import transformed
 from varifocal.kernels.steps.few_rows import matrix_argument
 from varifocal.model.attention import VarifocalAttention
 from varifocal.model.bare import is_bare
@@ -214,11 +215,11 @@ _DECODERS = DecodersOfThread()
 def find_decoder(model: VarifocalModel, hidden: Tensor, cache: Cache | None) -> Decoder | None:
     """What decodes the tokens hidden [B, T, C] after those of a cache; None where the general path must."""
     if (
-        cache is None
+        torch.compiler.is_compiling()
+        or cache is None
         or not 0 < hidden.shape[0] * hidden.shape[1] <= MOST_TOKENS
         or not cache.get_seq_length()
         or torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
         or type(hidden) is not Tensor
         or hidden.device.type != "cpu"
         or hidden.dtype != torch.float32
@@ -226,7 +227,7 @@ def find_decoder(model: VarifocalModel, hidden: Tensor, cache: Cache | None) -> 
         or model.training
         or library.why_missing() is not None
         or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or transformed()
     ):
         return None
     decoder = _DECODERS.made.get(model)

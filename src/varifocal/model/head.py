@@ -33,7 +33,7 @@ def head_cross_entropy(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tenso
 
     def summed(hidden: Tensor, labels: Tensor) -> Tensor:
         logits = head(hidden).float()
-        classes = class_labels(labels, logits.shape[-1]).to(logits.device)
+        classes = class_labels(labels, logits.shape[-1], ignored=IGNORED).to(logits.device)
         return functional.cross_entropy(logits, classes, reduction="sum")
 
     loss = hidden.new_zeros((), dtype=torch.float32)

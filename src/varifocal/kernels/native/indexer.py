@@ -74,8 +74,9 @@ class _FormedAtOnce(torch.autograd.Function):
     @staticmethod
     @differentiable_once("an indexer's divergence")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        formed = ctx.saved_tensors[: len(ctx.saved_tensors) // 2]
-        return (None, *(one * gradient for one in formed))
+        # Asked for once: a checkpoint computes them anew for each time.
+        saved = ctx.saved_tensors
+        return (None, *(one * gradient for one in saved[: len(saved) // 2]))
 
 
 def selection_divergence(
