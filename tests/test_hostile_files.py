@@ -253,7 +253,7 @@ def index_of(name: str) -> Callable[[Path], object]:
     def spoil(folder: Path) -> None:
         file = folder / "model.safetensors.index.json"
         content = json.loads(file.read_text(encoding="utf-8"))
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for part in sorted(set(content["weight_map"].values())):
             tensors |= load_file(folder / part)
             (folder / part).unlink()

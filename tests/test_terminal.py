@@ -23,10 +23,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def generate(
-    model: str, prompt: bytes, *, given: bytes = b"", **environment: str
+    model: str, prompt: bytes, *, given: bytes = b"", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    words = [sys.executable, "-c", PROGRAM, "generate", model, prompt, "--tokens", "2", "--temperature", "0"]
-    return subprocess.run(words, input=given, capture_output=True, env=os.environ | environment)
+    words: list[str | bytes] = [sys.executable, "-c", PROGRAM, "generate", model, prompt]
+    words += ["--tokens", "2", "--temperature", "0"]
+    return subprocess.run(words, input=given, capture_output=True, env=os.environ | (environment or {}))
 
 
 def test_prompt_that_is_no_utf8_is_one_sentence(model: str) -> None:
@@ -38,7 +39,10 @@ def test_prompt_that_is_no_utf8_is_one_sentence(model: str) -> None:
 
 def test_prompt_is_utf8_whatever_the_locale_says(model: str) -> None:
     prompt = "caf\u00e9 \u2713".encode()
-    for done in (generate(model, prompt, **C_LOCALE), generate(model, b"-", given=prompt, **C_LOCALE)):
+    for done in (
+        generate(model, prompt, environment=C_LOCALE),
+        generate(model, b"-", given=prompt, environment=C_LOCALE),
+    ):
         assert done.returncode == 0, done.stderr
         # What the terminal cannot show becomes a question mark.
         assert done.stdout.startswith(b"caf? ?")
