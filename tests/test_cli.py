@@ -99,7 +99,7 @@ def test_plan_compares_the_papers_tables_with_arithmetic() -> None:
     result = varifocal("plan", "--papers")
     assert result.returncode == 0, result.stderr
     assert "Context-Adaptive Attention: memory, baseline = 1" in result.stdout
-    assert "prototype: the paper's order" in " ".join(result.stdout.split())
+    assert "prototype: the same order as the paper's" in " ".join(result.stdout.split())
 
 
 def test_ablations_are_listed() -> None:

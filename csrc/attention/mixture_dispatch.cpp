@@ -63,6 +63,11 @@ bool decodes(const vf_mixture &c) {
 
 }  // namespace
 
+int32_t vf_check_decode(const vf_mixture &call) {
+    if (int32_t status = check(call)) return status;
+    return decodes(call) ? VF_OK : VF_BAD_SIZE;
+}
+
 extern "C" {
 
 int32_t vf_find_delta(int32_t target, const vf_delta *call) {

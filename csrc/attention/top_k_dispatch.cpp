@@ -1,4 +1,6 @@
 // Checks the arguments of the top-k kernels and calls those of a target.
+#include <stdlib.h>
+
 #include "kernels.hpp"
 
 namespace {
@@ -54,6 +56,36 @@ double products(const vf_selected &c) {
     return (double)(c.batch * c.heads * c.queries) * (double)((c.capacity + 1) * (c.block ? c.block : 1) * c.head_width);
 }
 
+// Queries that share keys, up to which blocks are read key by key: packing a block for a matrix product takes longer
+// than a product of so few rows.
+constexpr int64_t FEW_ROWS = 4;
+
+// The keys of a query's selected blocks and of its own block, ascending; -1 beyond the last.
+void list_keys(int32_t *keys, int64_t room, const int32_t *blocks, const vf_selected &c, int32_t position, int32_t start) {
+    int64_t count = 0;
+    if (start <= position) {
+        for (int64_t i = 0; i < c.capacity && blocks[i] >= 0; i++)
+            for (int32_t j = 0; j < c.block; j++) keys[count++] = blocks[i] + j;
+        for (int32_t j = position - (position - start) % c.block; j <= position; j++) keys[count++] = j;
+    }
+    for (; count < room; count++) keys[count] = -1;
+}
+
+// Attention over blocks as attention over their keys.
+int32_t attend_listed_blocks(const vf_kernels &kernels, vf_selected c) {
+    int64_t room = (c.capacity + 1) * c.block, rows = c.batch * c.index_heads * c.queries;
+    int32_t *listed = (int32_t *)malloc((size_t)(rows * room) * sizeof(int32_t));
+    if (!listed) return VF_NO_MEMORY;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t at = row / (c.index_heads * c.queries) * c.queries + row % c.queries;
+        list_keys(listed + row * room, room, c.selected + row * c.capacity, c, c.position[at], c.start[at]);
+    }
+    c.selected = listed, c.capacity = room, c.block = 0;
+    int32_t status = kernels.selected_keys_forward(c);
+    free(listed);
+    return status;
+}
+
 }  // namespace
 
 extern "C" {
@@ -97,6 +129,7 @@ int32_t vf_attend_selected(int32_t target, const vf_selected *call) {
     if (!call->out.data) return VF_BAD_POINTER;
     vf_selected c = *call;
     c.threads = worthwhile(c.threads, products(c));
+    if (c.block && c.queries * (c.heads / c.kv_heads) <= FEW_ROWS) return attend_listed_blocks(*kernels, c);
     return c.block ? kernels->selected_blocks_forward(c) : kernels->selected_keys_forward(c);
 }
 

@@ -102,7 +102,7 @@ def test_mistake_ends_with_one_sentence(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"benchmark": "attention"}'])
-def test_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_result_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ValueError, match=r"r\.json"):
         DataBench.read(tmp_path / "r.json")

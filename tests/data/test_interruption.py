@@ -108,7 +108,7 @@ def running_below(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("pieces", "how"), KILLS)
-def test_killed_preparation_is_no_data_set_and_is_resumed_to_the_same(
+def test_killed_preparation_is_not_a_data_set_and_is_resumed_to_the_same(
     source: Path, wanted: str, tmp_path: Path, pieces: int, how: signal.Signals
 ) -> None:
     out = tmp_path / "out"

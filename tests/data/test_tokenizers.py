@@ -153,7 +153,7 @@ def test_hub_that_cannot_be_reached_is_explained(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("content", ["", "{}", "no json", json.dumps({"model": {"type": "?"}})])
-def test_file_that_is_no_tokenizer_is_explained(tmp_path: Path, content: str) -> None:
+def test_file_that_is_not_a_tokenizer_is_explained(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     with pytest.raises(ValueError, match="is not a tokenizer"):

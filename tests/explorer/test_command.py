@@ -150,7 +150,7 @@ def test_unknown_host_is_said_to_be_unknown(model: Path) -> None:
         explore(str(model), host="no.such.host.invalid", browser=False)
 
 
-def test_listening_beyond_this_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_listening_beyond_this_machine_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         explore("no/such/folder/at/all", host="0.0.0.0", browser=False)
     assert "warning: listening on 0.0.0.0" in capsys.readouterr().err

@@ -99,6 +99,6 @@ def test_struct_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "libtext.so").write_text("not a library", encoding="utf-8")
     assert "cannot be loaded" in said_of(tmp_path / "libtext.so")

@@ -54,7 +54,7 @@ def test_hybrid_config_reads_as_it_was_written() -> None:
         ("data.path=other", lambda config: config.data.path == "other"),
     ],
 )
-def test_setting_is_laid_over_the_file(tmp_path: Path, override: str, value: Any) -> None:
+def test_setting_overrides_the_file(tmp_path: Path, override: str, value: Any) -> None:
     (tmp_path / "c.toml").write_text('[data]\npath = "data"\n[optimization]\nsteps = 10\n', encoding="utf-8")
     assert value(load_config(tmp_path / "c.toml", [override]))
 

@@ -23,11 +23,11 @@ Contenders = Annotated[
     typer.Option("--contender", "-c", help="A mechanism as `bench model` names them; repeat for several."),
 ]
 Clock = Annotated[
-    str, typer.Option(help="wall; or processor, for a machine that others use too: processor time of one thread.")
+    str, typer.Option(help="wall, or processor: the processor time of one thread, for a machine that others use too.")
 ]
 MemoryOf = Annotated[
     Path | None,
-    typer.Option(help="Only measure the memory of those rows of this result that have none, and predict all anew."),
+    typer.Option(help="Only measure the memory of the rows of this result that have none, and predict all rows again."),
 ]
 
 
@@ -80,7 +80,7 @@ def plan(
 
 
 def find_clock(name: str, threads: int | None) -> Device:
-    """What measures the time."""
+    """The clock of that name; ValueError if it is unknown or does not fit the number of threads."""
     if name not in ("wall", "processor"):
         raise ValueError(f"unknown clock {name!r}; known are wall, processor")
     if name == "processor" and threads != 1:
@@ -89,7 +89,7 @@ def find_clock(name: str, threads: int | None) -> Device:
 
 
 def print_result(console: Console, found: PlanCheck) -> None:
-    """Every step, the errors, and where it was measured."""
+    """Print every step, the errors, and the machine."""
     print_table(console, "a training step of one row: measured and predicted", plan_table(found))
     print_table(console, "errors of the predictions", error_table(found))
     shared, machine = found.environment, found.machine

@@ -54,10 +54,10 @@ def check(
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed draws other inputs.")] = 0,
     json_file: FindingsFile = None,
 ) -> None:
-    """Hold each mechanism to what training and decoding rely on, and print the table.
+    """Test that each mechanism does what training and decoding rely on, and print the table.
 
     A text must give the same outputs and gradients whole, as a prefix, in chunks, token by token, packed with others,
-    after padding and in any batch; a later token must change nothing at all. Exits with 1 if a promise is broken.
+    after padding and in any batch; a later token must change nothing at all. The exit code is 1 if a promise is broken.
 
     \b
     varifocal check
@@ -89,7 +89,7 @@ def check(
 
 
 def print_findings(console: Console, results: list[Conformance], *, title: str) -> None:
-    """The table, what its columns promise, and a sentence for every broken promise."""
+    """Print the table, what its columns promise, and a sentence for every broken promise."""
     marks_of = PLAIN_MARKS if console.options.ascii_only else MARKS
     shown = {finding.row.name for result in results for finding in result.findings}
     rows = [row for row in ROWS if row.name in shown]

@@ -1,4 +1,4 @@
-"""varifocal: the command that gathers the verbs."""
+"""varifocal: the command line, with all its verbs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ app = typer.Typer(
     help="""Attention that adapts its focus between near and far.
 
     Every query decides, from its own content, how much to read from the tokens near it and how much from the whole
-    text. This command checks, measures and explains the mechanisms of the library; each verb has a --help of its own.
+    text. This command checks, measures and explains the mechanisms of the library; each verb has its own --help.
 
-    Start with [bold]varifocal check[/bold], which holds every mechanism to what training and decoding rely on.""",
+    Start with [bold]varifocal check[/bold]: it tests that every mechanism does what training and decoding rely on.""",
 )
 app.command()(check)
 app.command()(info)
@@ -56,7 +56,7 @@ app.add_typer(data, name="data")
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and leave, if asked for."""
+    """Print the version and exit, if asked to."""
     if wanted:
         typer.echo(f"varifocal {varifocal.__version__}")
         raise typer.Exit
@@ -65,10 +65,10 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that stand before a verb."""
+    """Options that come before the verb."""
 
 
 def run() -> None:

@@ -30,10 +30,10 @@ Answer = TypeVar("Answer")
 
 
 def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGIApp:
-    """The application: everything lies below `/token/`.
+    """The application: all its addresses begin with `/token/`.
 
     Args:
-        explorer: what answers.
+        explorer: answers the questions of the page.
         token: the secret part of the address.
         host: the name or address under which the server listens.
     """
@@ -42,12 +42,12 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
     templates = Environment(
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    # A page that finds another start at its address loads itself anew: the models may be others.
+    # A page that finds another start at its address reloads itself: the models may have changed.
     start = secrets.token_hex(4)
     page = templates.get_template("page.html").render(
         models=explorer.models, start=start, version=varifocal.__version__
     )
-    # One thread computes, one question after the other.
+    # One thread computes, one question after another.
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
     async def computed(request: Request, answer: Callable[[Question, Waiting], Answer], asked: Question) -> Answer:
@@ -105,7 +105,7 @@ async def disconnected(request: Request) -> None:
 
 
 async def asked_in(request: Request, kind: type[Question]) -> Question:
-    """The question in a request's body; an answer of 413 or 422 if it is too long or none."""
+    """The question in a request's body; answers with 413 if the body is too long, with 422 if it is not a question."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

@@ -1,4 +1,4 @@
-"""Answers the questions of the page from the models and the readings that were made last."""
+"""Answers the questions of the page from the models and their latest readings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_BYTES = 256 * 2**20
 
 
 class Explorer:
-    """One or several models; to be asked by one thread at a time."""
+    """One or several models; only one thread at a time may ask."""
 
     def __init__(
         self, models: Sequence[OpenedModel], *, most_tokens: int | None = None, most_bytes: int = MOST_BYTES
@@ -43,14 +43,14 @@ class Explorer:
         """Args:
         models: the page shows them side by side.
         most_tokens: the longest text; None for each model's own context.
-        most_bytes: of kept readings.
+        most_bytes: the most bytes of readings to keep.
         """
         self.opened = tuple(models)
         self.readings = Readings(most_bytes)
         self.models = tuple(view_model(opened, most_tokens) for opened in models)
 
     def text(self, asked: TextQuestion, waiting: Waiting | None = None) -> TextView:
-        """A text in one head of one layer; ValueError if there is no such head or the text is too long."""
+        """A text as one head of one layer sees it; ValueError if there is no such head or the text is too long."""
         waiting = Waiting() if waiting is None else waiting
         opened, pieces = self.checked(asked, waiting)
         reading = self.reading(asked, pieces, asked.gates, waiting)
@@ -73,7 +73,7 @@ class Explorer:
         )
 
     def token(self, asked: TokenQuestion, waiting: Waiting | None = None) -> TokenView:
-        """What a token reads in one head, and the next token with the gates as learned and held."""
+        """What a token reads in one head, and the likeliest next tokens with gates as learned and as held."""
         waiting = Waiting() if waiting is None else waiting
         opened, pieces = self.checked(asked, waiting)
         if asked.token >= len(pieces.ids):
@@ -102,7 +102,7 @@ class Explorer:
         return TokenView(asked.token, numbers(row.weights, 4), keys, chances)
 
     def checked(self, asked: TextQuestion, waiting: Waiting) -> tuple[OpenedModel, Pieces]:
-        """The model and the tokens of a question; ValueError if it asks for what is not there."""
+        """The model and the tokens of a question; ValueError if it asks for something that does not exist."""
         waiting.require()
         if asked.model >= len(self.opened):
             raise ValueError(f"there is no model {asked.model}; this page has {len(self.opened)}, counted from 0")
@@ -116,7 +116,7 @@ class Explorer:
         return opened, cut(opened, asked.text, most=view.most)
 
     def reading(self, asked: TextQuestion, pieces: Pieces, gates: Gates, waiting: Waiting) -> Reading:
-        """The reading of a question's text with gates in some state, kept or new."""
+        """The reading of a question's text with gates in that state, from those that are kept or a new one."""
         model, key = self.opened[asked.model].model, (asked.model, asked.text, gates)
         return self.readings.get(key, lambda: read_tokens(model, pieces.ids, gates, waiting))
 
@@ -138,7 +138,7 @@ def view_model(opened: OpenedModel, most_tokens: int | None) -> ModelView:
 
 
 def mean_gates(record: dict[str, Tensor]) -> list[float | None] | None:
-    """The mean gate of each head over the tokens where it decides; None where none does."""
+    """The mean gate of each head over the tokens where it decides; None if it decides nowhere."""
     if "gate" not in record:
         return None
     means = gate_statistics(record["gate"][None], record["decides"][None]).mean
@@ -147,7 +147,7 @@ def mean_gates(record: dict[str, Tensor]) -> list[float | None] | None:
 
 @torch.no_grad()
 def next_tokens(opened: OpenedModel, reading: Reading, gates: Gates, *, token: int, following: int | None) -> NextView:
-    """The likeliest tokens after a token, and how likely the one that follows was."""
+    """The likeliest tokens after a token, and the probability of the one that follows in the text."""
     probabilities = opened.model.lm_head(reading.last[token]).float().softmax(dim=-1)
     best = probabilities.topk(min(TOP_CANDIDATES, len(probabilities)))
     candidates = tuple(
@@ -158,5 +158,5 @@ def next_tokens(opened: OpenedModel, reading: Reading, gates: Gates, *, token: i
 
 
 def numbers(values: Tensor, digits: int) -> list[float]:
-    """A tensor [N] as rounded numbers: the page needs no more, and JSON is shorter."""
+    """A tensor [N] as rounded numbers: the page needs no more digits, and the JSON is shorter."""
     return [round(value, digits) for value in values.tolist()]

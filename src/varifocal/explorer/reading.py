@@ -15,22 +15,22 @@ from varifocal.model import VarifocalForCausalLM
 from varifocal.model.modeling import VarifocalDecoderLayer
 
 Gates = Literal["learned", "local", "global"]
-"""The learned mix, or all gates of all layers held at the first branch or at the second."""
+"""The learned mixture, or all gates of all layers held at the first branch or at the second."""
 
 KEPT = ("gate", "decides", "width")
-"""The records that are kept: the rest can be computed again for one token."""
+"""The records that are kept; the rest can be computed again for one token."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What one pass over T tokens leaves."""
+    """What is kept of one pass over T tokens."""
 
     inputs: tuple[Tensor, ...]
-    """For each layer its input [T, C], before its norm."""
+    """The input [T, C] of each layer, before its norm."""
     last: Tensor
-    """[T, C], what the head turns into the next token's logits."""
+    """[T, C]: the states from which the head computes the next token's logits."""
     records: tuple[dict[str, Tensor], ...]
-    """For each layer what its mechanism decided: gate [H, T], decides [T] or [H, T], width [H, T]."""
+    """What the mechanism of each layer decided: gate [H, T], decides [T] or [H, T], width [H, T]."""
 
     def size(self) -> int:
         """Bytes."""
@@ -57,7 +57,7 @@ def one_pass(model: VarifocalForCausalLM, ids: list[int], waiting: Waiting) -> R
         output = model.model(input_ids=tokens, use_cache=False, output_hidden_states=True, output_records=True)
     *inputs, last = (hidden[0] for hidden in output.hidden_states)
     if not bool(last.isfinite().all()):
-        raise ValueError("the model's numbers are not finite for this text; its weights are damaged or diverged")
+        raise ValueError("the model's numbers are not finite for this text; its weights are damaged or have diverged")
     records = tuple({name: record[name][0] for name in KEPT if name in record} for record in output.records)
     return Reading(tuple(inputs), last, records)
 

@@ -11,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from varifocal.attention.mechanisms import Mechanism, MechanismOutput, make_mechanism
 from varifocal.equations.layout import Layout
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.memory_layer import remember
+from varifocal.model.memory_layer import LayerOfCache
 from varifocal.model.steps import normed_and_rotated
 
 
@@ -47,11 +47,8 @@ class VarifocalAttention(Qwen3Attention):
         v = self.by_head(self.v_proj(x)).transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
-        if cache is None:
-            attended: MechanismOutput = self.mechanism(x, q, k, v, layout=layout)
-        else:
-            remembered = remember(cache, self.layer_idx, self.mechanism, x, q, k, v, layout=layout)
-            attended = self.mechanism.read(x, q, remembered, layout=layout)
+        memory = None if cache is None else LayerOfCache(cache, self.layer_idx, self.mechanism)
+        attended: MechanismOutput = self.mechanism(x, q, k, v, memory=memory, layout=layout)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
         return replace(attended, output=self.o_proj(attended.output.transpose(1, 2).flatten(2)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub.dataclasses import strict
@@ -11,6 +12,7 @@ from transformers import Qwen3Config
 
 from varifocal.attention.mechanisms import HeadShape
 from varifocal.attention.mechanisms.registry import config_from_options, options_from_config
+from varifocal.model.auto_classes import AUTO_MAP, write_auto_classes
 from varifocal.model.memory_layer import LAYER_TYPE
 
 LARGEST = {
@@ -56,6 +58,8 @@ class VarifocalConfig(Qwen3Config):
         # What a layer remembers is its mechanism's to say; transformers' caches make this kind of layer for it.
         self.layer_types = [LAYER_TYPE] * self.num_hidden_layers
         self.sliding_window = None
+        # Never what a file says: it names code.
+        self.auto_map = dict(AUTO_MAP)
 
     def validate_layer_type(self) -> None:
         """transformers checks its own kinds of layers here; ours are all of one kind, which it does not list."""
@@ -64,6 +68,16 @@ class VarifocalConfig(Qwen3Config):
         """What is saved, without `layer_types`: they follow from the class, and transformers' Trainer, which reads the
         file as a config of no class, knows its own kinds alone."""
         return {name: value for name, value in super().to_dict().items() if name != "layer_types"}
+
+    def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write config.json, and beside it the file by which transformers' auto classes find ours."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        write_auto_classes(save_directory)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """transformers would copy the source of a class that it found by `auto_map` into every model saved later."""
 
     def layer_mechanism(self, layer: int) -> LayerMechanism:
         """The mechanism of a layer. Where layers share their options, each may draw at random by itself."""

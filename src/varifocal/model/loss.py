@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from varifocal.kernels.native import library
 from varifocal.kernels.steps.cross_entropy import cross_entropy_
@@ -46,21 +45,16 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     # Rows without a label would cost a product with the whole vocabulary for nothing.
     if not bool(counted.all()):
         hidden, labels = hidden[counted], labels[counted]
-    if labels.numel():
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= len(weight):
-            raise ValueError(f"labels must be {IGNORED} or between 0 and {len(weight) - 1}, got {low} to {high}")
+    check_labels(labels, len(weight))
     return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@torch.no_grad()
-def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The cross entropy of each row, float32 [N], without gradient; hidden [N, C], weight [V, C], labels int64 [N]."""
-    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
-    for begin in range(0, len(hidden), ROWS_AT_A_TIME):
-        part = slice(begin, begin + ROWS_AT_A_TIME)
-        losses[part] = functional.cross_entropy((hidden[part] @ weight.mT).float(), labels[part], reduction="none")
-    return losses
+def check_labels(labels: Tensor, classes: int) -> None:
+    """ValueError unless every label [N] is one of 0..classes-1."""
+    if labels.numel():
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise ValueError(f"labels must be {IGNORED} or between 0 and {classes - 1}, got {low} to {high}")
 
 
 def losses_and_shares(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -149,6 +149,23 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
         self.capacity = self.max_cache_len = max_cache_len
 
 
+@dataclass(frozen=True, eq=False)
+class LayerOfCache:
+    """A layer of a cache, as what a mechanism gives its tokens to.
+
+    The mechanism itself is called while the cache takes them in: what makes its weights ready when it is called, such
+    as a hook that brings them from another device, has run by then.
+    """
+
+    cache: Cache
+    layer: int
+    mechanism: Mechanism[Any]
+
+    def append(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, layout: Layout | None = None) -> Remembered:
+        assert layout is not None
+        return remember(self.cache, self.layer, self.mechanism, x, q, k, v, layout=layout)
+
+
 def remember(
     cache: Cache, layer: int, mechanism: Mechanism[Any], x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, layout: Layout
 ) -> Remembered:

@@ -24,9 +24,11 @@ from transformers.utils import can_return_tuple
 from varifocal.attention.mechanisms import Mechanism, MechanismOutput
 from varifocal.equations.layout import Layout
 from varifocal.model.attention import VarifocalAttention
+from varifocal.model.bare import is_bare
 from varifocal.model.config import VarifocalConfig
+from varifocal.model.head import head_cross_entropy
 from varifocal.model.layout import documents_of, lay_out_text
-from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
+from varifocal.model.loss import IGNORED, next_token_labels
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
 from varifocal.model.steps import fed_forward, normed
 
@@ -83,6 +85,10 @@ class VarifocalPreTrainedModel(PreTrainedModel):
         module.reset_parameters()
         for value, kept in loaded:
             value.copy_(kept)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """As in VarifocalConfig: no source of ours is copied into saved models."""
 
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
@@ -267,7 +273,7 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
             following = next_token_labels(labels.to(hidden.device), documents_of(outputs.layout)).flatten()
             count = (following != IGNORED).sum()
             total = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, following) / total
+            loss = head_cross_entropy(self.lm_head, hidden.flatten(0, 1), following) / total
             cross_entropy = loss.detach()
             # In evaluation the loss is the cross entropy alone, so that mechanisms can be compared.
             if self.training:
@@ -291,7 +297,8 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         as a second tensor of the vocabulary's size.
         """
         table = self.model.embed_tokens
-        tied = table.weight is self.lm_head.weight and not torch.compiler.is_compiling()
+        bare = is_bare(table, nn.Embedding) and is_bare(self.lm_head, nn.Linear)
+        tied = bare and table.weight is self.lm_head.weight and not torch.compiler.is_compiling()
         if not (tied and torch.is_grad_enabled() and table.weight.requires_grad):
             embedded: Tensor = table(input_ids)
             return embedded

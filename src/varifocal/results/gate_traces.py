@@ -20,7 +20,7 @@ Traces = dict[str, NDArray[Any]]
 
 
 def read_gate_traces(path: Path) -> Traces:
-    """The arrays of the file, none if it does not exist; ValueError if it is something else."""
+    """The arrays of the file, or none if it does not exist; ValueError if it is something else."""
     if not path.is_file():
         return {}
     try:

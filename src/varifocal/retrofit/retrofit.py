@@ -1,4 +1,4 @@
-"""Gives a pretrained model adaptive attention, such that it starts as the model it was."""
+"""Gives a pretrained model adaptive attention in such a way that it starts as the model it was."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from varifocal.retrofit.families import FAMILIES, take_over, translate_config
 from varifocal.retrofit.sources import open_source, read_tokenizer
 
 LONGEST = 2048
-"""The context for which options are made if none is given."""
+"""The longest context for which options are made if none is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Retrofitted:
     """All options of the mechanism."""
     context: int
     share: float | None
-    """How much of the attention is not dense at the start, as `foreign_share` promises it."""
+    """The share of the attention that is not dense at the start, as `foreign_share` promises it."""
 
     def promise(self) -> str:
         """The promise in a sentence."""
@@ -65,9 +65,9 @@ def retrofit(
         source: as in load_pretrained.
         mechanism: the stem of the mechanism.
         options: its options, laid over those of `starting_options`.
-        context: the longest text that is to start as it was; by default the model's own, 2048 at the most.
-        dtype: of the weights; None for the one they were saved in.
-        seed: of the new parameters.
+        context: the longest text on which the model must start as it was; by default the model's own, up to 2048.
+        dtype: the dtype of the weights; None for the one they were saved in.
+        seed: the seed of the new parameters.
     """
     mechanism_type(mechanism)
     if context is not None and context < 1:
@@ -89,7 +89,7 @@ def retrofit(
 
 
 def refuse_existing(folder: Path) -> None:
-    """ValueError if there is something already, or nowhere to put it."""
+    """ValueError if the folder exists already, or if its parent does not."""
     if folder.exists():
         raise ValueError(f"{folder} exists already; choose another name, or remove it first")
     if not folder.absolute().parent.is_dir():
@@ -97,7 +97,7 @@ def refuse_existing(folder: Path) -> None:
 
 
 def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | None = None) -> None:
-    """Save a model, and its tokenizer, as a new folder that is there as a whole or not at all."""
+    """Save a model and its tokenizer as a new folder that appears complete or not at all."""
     refuse_existing(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:

@@ -1,4 +1,4 @@
-"""Opens a checkpoint that transformers can read (folder, hub, GGUF), completely and without pickle, or says why not."""
+"""Opens a checkpoint that transformers can read (folder, hub, GGUF), complete and without pickle, or says why not."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ GGUF_SIZES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint lies, as transformers wants to be told."""
+    """Where a checkpoint is, in the terms of transformers."""
 
     folder: str
     """A folder, or a name on the hub."""
     gguf_file: str | None
-    """The name of the file in it, for GGUF."""
+    """For GGUF, the name of the file in the folder."""
     local: bool
 
     def __str__(self) -> str:
         return self.folder if self.gguf_file is None else f"{self.folder}/{self.gguf_file}"
 
     def where(self) -> dict[str, Any]:
-        """The arguments of from_pretrained that lead there."""
+        """The arguments of from_pretrained for this place."""
         return {"local_files_only": self.local} | ({} if self.gguf_file is None else {"gguf_file": self.gguf_file})
 
 
 def find_place(source: str | Path) -> Place:
-    """Folder, hub name or GGUF file; ValueError for what is none of them."""
+    """The place of a folder, hub name or GGUF file; ValueError for anything else."""
     path = Path(source)
     if path.is_dir():
         return Place(str(path), None, True)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ValueError(f"{path} is a file; give the folder it lies in, or a .gguf file")
+            raise ValueError(f"{path} is a file; give the folder that holds it, or a .gguf file")
         return Place(str(path.parent), path.name, True)
     owner, *rest = str(source).split("/")
     if owner and owner not in (".", "..", "~") and all(rest):
@@ -71,8 +71,8 @@ def open_source(source: str | Path, families: Iterable[str], *, dtype: torch.dty
 
     Args:
         source: a folder or a name on the hub with safetensors; or a .gguf file, also as owner/name/file.gguf.
-        families: the model types to be expected.
-        dtype: of the weights; None for the one they were saved in (float32 for GGUF).
+        families: the model types that are accepted.
+        dtype: the dtype of the weights; None for the one they were saved in (float32 for GGUF).
     """
     place = find_place(source)
     if place.gguf_file is not None:
@@ -121,7 +121,7 @@ def read_foreign_config(place: Place, families: Iterable[str]) -> PretrainedConf
     family = config.model_type
     if family not in known:
         raise ValueError(
-            f"{place} is of the unknown architecture {family!r}{nearest(family, known)}; known are {', '.join(known)}"
+            f"{place} has the unknown architecture {family!r}{nearest(family, known)}; known are {', '.join(known)}"
         )
     if place.gguf_file is not None:
         complete_gguf_config(place, config)
@@ -129,7 +129,7 @@ def read_foreign_config(place: Place, families: Iterable[str]) -> PretrainedConf
 
 
 def read_tokenizer(source: str | Path) -> Any | None:
-    """The tokenizer that lies beside or inside a checkpoint; None if there is none."""
+    """The tokenizer beside or inside a checkpoint; None if there is none."""
     place = find_place(source)
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
     if place.local and place.gguf_file is None and not any((Path(place.folder) / name).is_file() for name in names):

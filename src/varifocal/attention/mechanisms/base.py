@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from varifocal.attention.attend import evaluate, lay_out
 from varifocal.attention.mechanisms.ablation import Ablation
 from varifocal.attention.mechanisms.variant import Variant
-from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, Remembered
+from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, Remembered, TakesTokens
 from varifocal.equations.branches import SoftWindow, members
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
@@ -236,7 +236,7 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         k: Tensor,
         v: Tensor,
         *,
-        memory: Memory | None = None,
+        memory: TakesTokens | None = None,
         layout: Layout | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
@@ -260,7 +260,10 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             remembered = memory.append(x, q, k, v, layout=layout)
         # A whole text: a memory that lives for this call makes the notes that the mechanism reads.
         elif positions is None and q.shape[2] == k.shape[2]:
-            remembered = self.memory().append(x, q, k, v, layout=layout)
+            notes = self.memory()
+            # No token follows, so nothing need be made smaller for one.
+            notes.records_past = True
+            remembered = notes.append(x, q, k, v, layout=layout)
         else:
             remembered = Remembered(k, v)
         return self.read(x, q, remembered, layout=layout, documents=documents, positions=positions, backend=backend)

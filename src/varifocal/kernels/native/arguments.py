@@ -1,7 +1,8 @@
 """Tensors as the C interface takes them."""
 
+import ctypes
 import functools
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ def tensor_argument(x: Tensor | None) -> abi.Tensor:
     if x is None or not x.numel():
         return abi.Tensor()
     return abi.Tensor(x.data_ptr(), abi.Strides(*x.stride()[:3]))
+
+
+def put_tensor(call: ctypes.Structure, field: Any, x: Tensor) -> None:
+    """x [B, heads, rows, D] in a field of a C call, such as `abi.Mixture.q`; the caller keeps it alive."""
+    if x.numel():
+        abi.put_tensor(call, field, x.data_ptr(), x.stride()[:3])
 
 
 def pointer(x: Tensor | None) -> int | None:

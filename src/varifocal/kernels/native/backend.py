@@ -28,6 +28,7 @@ from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate
 from varifocal.kernels.native import library
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
 from varifocal.kernels.native.indexer import mean_divergence, why_no_divergence
+from varifocal.kernels.native.inference import mixture_plainly
 from varifocal.kernels.native.mixture import (
     CAUSAL,
     MAX_BRANCHES,
@@ -36,6 +37,7 @@ from varifocal.kernels.native.mixture import (
     mixture_forward,
     mixture_inputs,
 )
+from varifocal.kernels.native.operator import runs_plainly
 from varifocal.kernels.native.pair_gate import pair_gate
 from varifocal.kernels.native.select import select_blocks, select_exact, update_pooled
 from varifocal.kernels.native.selected import SelectedInputs, selected_forward, selected_inputs
@@ -149,6 +151,8 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
     scale = scale_of(problem)
     if all(isinstance(kind, MixtureBranch) for kind in kinds):
         # Most calls, and every decoded token of most models: one kernel, and nothing to put together.
+        if (found := attend_plainly(problem, kinds, scale)) is not None:  # type: ignore[arg-type]
+            return found
         made = mixture_forward(mix(problem, dict(enumerate(kinds)), scale))  # type: ignore[arg-type]
         return Attended(made.out, made.logsumexp.detach(), (None,) * len(kinds))
     windows: dict[int, MixtureBranch] = {}
@@ -192,6 +196,20 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
         groups = problem.q.shape[1] // max(selection.selected.shape[1], 1)
         selected[number] = selection.selected if groups == 1 else selection.selected.repeat_interleave(groups, dim=1)
     return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
+
+
+def attend_plainly(problem: Problem, branches: Sequence[MixtureBranch], scale: Tensor | float) -> Attended | None:
+    """The same on the shortest way; None where it does not lead."""
+    q, k, v, weights = problem.q, problem.k, problem.v, problem.weights
+    if not isinstance(problem.score, Dot) or any(branch.width is not None for branch in branches):
+        return None
+    if not isinstance(scale, float) or not runs_plainly((q, k, v, weights)):
+        return None
+    position, start = problem.layout.ranges
+    output, logsumexp = mixture_plainly(
+        q, k, v, branches=branches, weights=weights, position=position, start=start, scale=scale
+    )
+    return Attended(output, logsumexp, (None,) * len(branches))
 
 
 def shortcuts_of(problem: Problem) -> Shortcuts:
@@ -246,7 +264,9 @@ def mix(problem: Problem, windows: dict[int, MixtureBranch], scale: Tensor | flo
     """The mixture of a problem's windows, by their numbers."""
     weights = problem.weights
     if weights is not None and len(windows) < len(problem.branches):
-        weights = weights[..., list(windows)]
+        first = next(iter(windows))
+        # A slice where there can be one: a list of numbers takes torch five times as long.
+        weights = weights[..., first : first + 1] if len(windows) == 1 else weights[..., list(windows)]
     position, start = problem.layout.ranges
     return mixture_inputs(
         problem.q, problem.k, problem.v, branches=list(windows.values()), weights=weights,

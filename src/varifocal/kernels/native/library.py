@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import sys
+from typing import Any
 
 from . import abi
 
@@ -74,9 +75,15 @@ def target() -> int:
     return targets()[forced]
 
 
+@functools.cache
+def _function(name: str) -> Any:
+    """A function of the C interface, by its name without `vf_`."""
+    return getattr(library(), f"vf_{name}")
+
+
 def call(function: str, argument: ctypes.Structure) -> None:
     """Call a function of the C interface, by its name without `vf_`; a bad status becomes an exception."""
-    status = getattr(library(), f"vf_{function}")(target(), ctypes.byref(argument))
+    status = _function(function)(target(), ctypes.byref(argument))
     if status:
         text = library().vf_status_text(status).decode()
         raise MemoryError(f"{function}: {text}") if status == abi.NO_MEMORY else ValueError(f"{function}: {text}")

@@ -22,6 +22,7 @@ from .arguments import (
     dtype_argument,
     needs_backward,
     pointer,
+    put_tensor,
     require_inputs,
     require_range,
     row_pointer,
@@ -110,31 +111,23 @@ class MixtureInputs(NamedTuple):
 
     def call(self, logsumexp: Tensor, norm: Tensor) -> abi.Mixture:
         """The C arguments but for the outputs; the caller keeps every tensor alive until the C call is over."""
-        call = abi.Mixture(
-            batch=self.q.shape[0],
-            heads=self.q.shape[1],
-            kv_heads=self.k.shape[1],
-            queries=self.q.shape[2],
-            keys=self.k.shape[2],
-            head_width=self.q.shape[3],
-            branch_count=len(self.window),
-            dtype=dtype_argument(self.q),
-            threads=torch.get_num_threads(),
-            skip_closed=self.skip_closed,
-            score=self.score,
-            q=tensor_argument(self.q),
-            k=tensor_argument(self.k),
-            v=tensor_argument(self.v),
-            scale=pointer(self.scale),
-            position=pointer(self.position),
-            start=pointer(self.start),
-            weights=pointer(self.weights),
-            logsumexp=pointer(logsumexp),
-            norm=pointer(norm),
-        )
+        batch, heads, queries, width = self.q.shape
+        call = sized_call(
+            batch, heads, self.k.shape[1], queries, self.k.shape[2], width,
+            branch_count=len(self.limit), dtype=dtype_argument(self.q), threads=torch.get_num_threads(),
+            skip_closed=self.skip_closed, score=self.score,
+        )  # fmt: skip
+        put_tensor(call, abi.Mixture.q, self.q)
+        put_tensor(call, abi.Mixture.k, self.k)
+        put_tensor(call, abi.Mixture.v, self.v)
+        call.scale, call.position, call.start = pointer(self.scale), pointer(self.position), pointer(self.start)
+        call.weights, call.logsumexp, call.norm = pointer(self.weights), pointer(logsumexp), pointer(norm)
         for m, (limit, edge) in enumerate(zip(self.limit, self.edge, strict=True)):
-            width = None if self.width is None or edge <= 0 else row_pointer(self.width, m)
-            call.branch[m] = abi.Branch(row_pointer(self.window, m), row_pointer(self.prefix, m), width, limit, edge)
+            soft = None if self.width is None or edge <= 0 else row_pointer(self.width, m)
+            abi.put_branch(
+                call, m, window=row_pointer(self.window, m) or 0, prefix=row_pointer(self.prefix, m) or 0,
+                width=soft or 0, limit=limit, edge=edge,
+            )  # fmt: skip
         if self.bias_table is not None:
             call.bias = abi.DistanceBias(self.bias_table.shape[-1], pointer(self.bias_table), _strides(self.bias_table))
         if self.pair_a is not None:
@@ -147,6 +140,21 @@ class MixtureInputs(NamedTuple):
                 threshold=self.threshold,
             )
         return call
+
+
+@functools.lru_cache(maxsize=64)
+def _sized(batch: int, heads: int, kv_heads: int, queries: int, width: int, **numbers: int) -> abi.Mixture:
+    """A call that is filled in with what most calls share; to be copied."""
+    return abi.Mixture(batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, head_width=width, **numbers)
+
+
+def sized_call(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, width: int, **numbers: int
+) -> abi.Mixture:
+    """A call with its sizes and numbers, and no tensors yet."""
+    call = abi.Mixture.from_buffer_copy(_sized(batch, heads, kv_heads, queries, width, **numbers))
+    call.keys = keys
+    return call
 
 
 def _strides(table: Tensor) -> ctypes.Array[ctypes.c_int64]:
@@ -168,7 +176,7 @@ class MixtureOutputs(NamedTuple):
 def _forward(given: MixtureInputs) -> MixtureOutputs:
     inputs, made = given.laid_out(), _empty(given)
     call = inputs.call(made.logsumexp, made.norm)
-    call.out = tensor_argument(made.out)
+    put_tensor(call, abi.Mixture.out, made.out)
     for m in range(made.branch_out.shape[0]):
         call.branch_out[m] = tensor_argument(made.branch_out[m])
     library.call("mixture_forward", call)

@@ -91,10 +91,11 @@ class Operator(Generic[Inputs, Outputs]):
         self._defined.register_fake(as_torch(fake))
         self._overload = getattr(torch.ops.varifocal, name).default
         self._kernel = kernel
+        self._nested = _nests(inputs)
 
     def __call__(self, inputs: Inputs) -> Outputs:
         """Run it; without torch's dispatcher where that would do nothing but pass the call on."""
-        if runs_plainly(_flat(inputs)):
+        if runs_plainly(_flat(inputs) if self._nested else inputs):
             return self._kernel(inputs)
         made = self._overload(*_flat(inputs))
         count = len(self.outputs._fields)

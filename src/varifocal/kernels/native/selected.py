@@ -13,6 +13,7 @@ from .arguments import (
     contiguous,
     dtype_argument,
     pointer,
+    put_tensor,
     require_inputs,
     require_range,
     rows_contiguous,
@@ -58,35 +59,31 @@ class SelectedInputs(NamedTuple):
 
     def call(self, logsumexp: Tensor) -> abi.Selected:
         """The C arguments but for the output; the caller keeps every tensor alive until the C call is over."""
-        return abi.Selected(
-            batch=self.q.shape[0],
-            heads=self.q.shape[1],
-            kv_heads=self.k.shape[1],
-            index_heads=self.selected.shape[1],
-            queries=self.q.shape[2],
-            keys=self.k.shape[2],
-            head_width=self.q.shape[3],
-            capacity=self.selected.shape[3],
+        batch, heads, queries, width = self.q.shape
+        _, index_heads, _, capacity = self.selected.shape
+        call = abi.Selected(
+            batch, heads, self.k.shape[1], index_heads, queries, self.k.shape[2], width, capacity,
             dtype=dtype_argument(self.q),
             threads=torch.get_num_threads(),
             block=self.block,
             include_self=self.include_self,
-            q=tensor_argument(self.q),
-            k=tensor_argument(self.k),
-            v=tensor_argument(self.v),
             scale=pointer(self.scale),
             position=pointer(self.position),
             start=pointer(self.start),
             selected=pointer(self.selected),
             weights=pointer(self.weights),
             logsumexp=pointer(logsumexp),
-        )
+        )  # fmt: skip
+        put_tensor(call, abi.Selected.q, self.q)
+        put_tensor(call, abi.Selected.k, self.k)
+        put_tensor(call, abi.Selected.v, self.v)
+        return call
 
 
 def _forward(given: SelectedInputs) -> Selected:
     inputs, made = given.laid_out(), _empty(given)
     call = inputs.call(made.logsumexp)
-    call.out = tensor_argument(made.output)
+    put_tensor(call, abi.Selected.out, made.output)
     library.call("attend_selected", call)
     return made
 
@@ -178,7 +175,34 @@ def selected_inputs(
     weights: Tensor | None,
     scale: Tensor | float | None,
 ) -> SelectedInputs:
-    """The arguments of `attend_selected`, checked, as its operators take them."""
+    """The arguments of `attend_selected`, as its operators take them; they are known to fit together."""
+    return SelectedInputs(
+        q=q,
+        k=k,
+        v=v,
+        scale=scale_per_head(scale, q),
+        position=position,
+        start=start,
+        selected=selected,
+        weights=None if weights is None else weights.float(),
+        block=block or 0,
+        include_self=include_self,
+    )
+
+
+def check_selected(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    selected: Tensor,
+    *,
+    position: Tensor,
+    start: Tensor,
+    block: int | None,
+    include_self: bool,
+    weights: Tensor | None,
+) -> None:
+    """ValueError unless the arguments of `attend_selected` fit together."""
     batch, heads, queries, width = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != width or k.shape[1] < 1 or heads % k.shape[1]:
         raise ValueError(f"q, k, v of shapes {[*q.shape]}, {[*k.shape]}, {[*v.shape]} do not fit together")
@@ -197,18 +221,6 @@ def selected_inputs(
         )
     if weights is not None and weights.shape != (batch, heads, queries):
         raise ValueError(f"weights must be [B, H, T] = {[batch, heads, queries]}, got {[*weights.shape]}")
-    return SelectedInputs(
-        q=q,
-        k=k,
-        v=v,
-        scale=scale_per_head(scale, q),
-        position=position,
-        start=start,
-        selected=selected,
-        weights=None if weights is None else weights.float(),
-        block=block or 0,
-        include_self=include_self,
-    )
 
 
 def attend_selected(
@@ -232,6 +244,10 @@ def attend_selected(
     up to the query are read; without it the selected keys, and the query's own if `include_self`. weights [B, H, T]
     multiply the output. scale a number or [H] (None: 1 / sqrt(D)).
     """
+    check_selected(
+        q, k, v, selected,
+        position=position, start=start, block=block, include_self=include_self, weights=weights,
+    )  # fmt: skip
     inputs = selected_inputs(
         q, k, v, selected,
         position=position, start=start, block=block, include_self=include_self, weights=weights, scale=scale,

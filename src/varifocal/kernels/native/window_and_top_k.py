@@ -21,7 +21,7 @@ from .mixture import (
     mixture_forward,
     scale_gradient,
 )
-from .operator import Context, Gradients, Operator
+from .operator import Context, Gradients, Operator, runs_plainly
 from .selected import SelectedBackwardInputs, SelectedInputs, selected_backward, selected_forward
 
 
@@ -156,6 +156,9 @@ def window_and_top_k(windows: MixtureInputs, selection: SelectedInputs) -> Windo
     assert windows.score == DOT, "a top-k rates keys by their dot products alone"
     assert windows.weights is not None
     assert selection.weights is not None
+    if runs_plainly(windows) and runs_plainly(selection):
+        near, far = mixture_forward(windows), selected_forward(selection)
+        return WindowAndTopK(near.out.add_(far.output), near.logsumexp, far.logsumexp)
     inputs = WindowAndTopKInputs(
         q=windows.q, k=windows.k, v=windows.v, scale=windows.scale, position=windows.position, start=windows.start,
         weights=windows.weights, width=windows.width, selected=selection.selected, selected_weights=selection.weights,
