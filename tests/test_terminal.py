@@ -25,18 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def generate(
     model: str, prompt: bytes, *, given: bytes = b"", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    words: list[str | bytes] = [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        "generate",
-        model,
-        prompt,
-        "--tokens",
-        "2",
-        "--temperature",
-        "0",
-    ]
+    words: list[str | bytes] = [sys.executable, "-c", PROGRAM, "generate", model, prompt]
+    words += ["--tokens", "2", "--temperature", "0"]
     return subprocess.run(words, input=given, capture_output=True, env=os.environ | (environment or {}))
 
 

@@ -55,8 +55,8 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
         future = asyncio.get_running_loop().run_in_executor(worker, answer, asked, waiting)
         gone = asyncio.ensure_future(disconnected(request))
         try:
-            either: list[asyncio.Future[Any]] = [future, gone]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            both: list[asyncio.Future[Any]] = [future, gone]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 raise AbandonedError
             return future.result()
