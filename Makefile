@@ -77,7 +77,7 @@ hf-suite: setup .venv/hf-suite
 	    --confcutdir=tests/hf_suite -n 2 -rfE -k '$(ONLY)' tests/hf_suite/causal_lm.py
 
 .venv/hf-suite: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt parameterized httpx datasets
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt parameterized httpx
 	touch $@
 
 # What is measured, and the README's tables and pictures from it. Wants a quiet machine and twenty minutes. Peers of the
