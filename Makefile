@@ -55,7 +55,8 @@ sanitize: setup
 	VARIFOCAL_LIBRARY=$(CURDIR)/$(SANITIZED)/libvarifocal.so ASAN_OPTIONS=detect_leaks=0 \
 	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_native_per_head.py \
-	    tests/kernels/test_steps.py -k "accurate or per_head or test_steps"
+	    tests/kernels/test_steps.py tests/kernels/test_native_decode.py tests/kernels/test_few_rows.py \
+	    -k "accurate or per_head or test_steps or decode or few_rows"
 
 # Other people's packages against our models, in an environment of its own: they bring much that nothing else here needs.
 # Writes results/clients.json and the table in docs/ecosystem.md.
