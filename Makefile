@@ -1,9 +1,9 @@
 # Two commands do everything: `make demo` and `make test`. Both first create .venv with the pinned packages.
 PYTHON ?= python3
 BIN := .venv/bin
-CHECKED := src tests docs/generate.py docs/picture_of_explorer.py
+CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py
 
-.PHONY: demo test lint types unit sanitize hf-suite results docs setup clean
+.PHONY: demo test lint types unit fuzz sanitize clients hf-suite results docs setup clean
 
 demo: setup
 	$(BIN)/varifocal compare configs/demo.toml runs/demo --workers 2
@@ -39,6 +39,12 @@ types: setup
 unit: setup
 	$(BIN)/pytest -n 2
 
+# Random calls of attend, held to the reference: `make fuzz N=5000 SEED=100000`. A line for each failure repeats it.
+N ?= 5000
+SEED ?= 1000
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --count $(N) --seed $(SEED)
+
 # The native kernels once more, built with AddressSanitizer and UndefinedBehaviorSanitizer. Python itself is not
 # instrumented: the sanitizers' runtime has to be loaded first, and what Python leaks is not ours.
 SANITIZED := build/sanitize
@@ -50,6 +56,17 @@ sanitize: setup
 	    LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
 	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_native_per_head.py \
 	    tests/kernels/test_steps.py -k "accurate or per_head or test_steps"
+
+# Other people's packages against our models, in an environment of its own: they bring much that nothing else here needs.
+# Writes results/clients.json and the table in docs/ecosystem.md.
+clients: .venv-clients/installed
+	.venv-clients/bin/pytest tests/clients --clients-json results/clients.json
+	.venv-clients/bin/python docs/ecosystem.py
+
+.venv-clients/installed: pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
+	touch $@
 
 # transformers' own tests of a language model, from a checkout of its repository at the tag of the installed version:
 # make hf-suite TRANSFORMERS=folder. They take some minutes for each mechanism; ONLY='head_gated and generate' runs fewer.
@@ -74,6 +91,7 @@ results: setup
 
 docs: setup
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/ecosystem.py
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,7 +18,11 @@
     VF_KERNEL(norm_backward, vf_norm_grad)                                                                          \
     VF_KERNEL(swiglu_forward, vf_swiglu)                                                                            \
     VF_KERNEL(swiglu_backward, vf_swiglu_grad)                                                                      \
-    VF_KERNEL(cross_entropy, vf_cross_entropy)
+    VF_KERNEL(cross_entropy, vf_cross_entropy)                                                                      \
+    VF_KERNEL(linear, vf_linear)                                                                                    \
+    VF_KERNEL(layer_project, vf_layer)                                                                              \
+    VF_KERNEL(layer_finish, vf_layer)                                                                               \
+    VF_KERNEL(layer_step, vf_step)
 
 #define VF_KERNEL(name, call) int32_t (*name)(const call &);
 struct vf_kernels {
@@ -28,6 +32,9 @@ struct vf_kernels {
 
 // The table of a target, or null if the processor cannot run it (targets.cpp).
 const vf_kernels *vf_find_kernels(int32_t target);
+
+// VF_OK if a mixture's arguments are right and mixture_decode may serve it (mixture_dispatch.cpp).
+int32_t vf_check_decode(const vf_mixture &call);
 
 // Only files that are compiled for a target have one; those that dispatch do without.
 #ifdef VF_TARGET

@@ -1,8 +1,8 @@
 /* The C interface of libvarifocal: fast attention kernels for CPUs.
  *
  * Every call takes one struct of sizes, pointers and strides, fills caller-owned outputs and returns a status.
- * Strides count elements, not bytes. The last dimension of every tensor is contiguous. Nothing is retained after a
- * call. Results do not depend on `threads`, bit for bit.
+ * Strides count elements, not bytes. The last dimension of every tensor is contiguous. Nothing of a call is
+ * retained after it (but for a piece of work space). Results do not depend on `threads`, bit for bit.
  *
  * Letters: B batch, H query heads, G key/value heads (H a multiple of G), T queries, S keys, D head width, M branches.
  */
@@ -17,6 +17,9 @@ extern "C" {
 
 #define VF_API __attribute__((visibility("default")))
 #define VF_MAX_BRANCHES 4
+#define VF_MAX_WIDTH 4096   /* of a head */
+#define VF_MAX_UNITS 1024   /* of a pair gate's network */
+#define VF_MOST_FEW 16      /* vectors or tokens of a call for few of them */
 #define VF_MAX_ROTATED 1024 /* width of a head that a norm may rotate */
 
 typedef enum vf_status {
@@ -35,11 +38,11 @@ typedef enum vf_status {
 
 /* Changes whenever a struct or a function does. Who loads this library at run time compares it, and the size of every
  * struct that it passes, before the first call. */
-#define VF_ABI_VERSION 2
+#define VF_ABI_VERSION 4
 VF_API int32_t vf_abi_version(void);
 VF_API int64_t vf_struct_size(const char *name); /* sizeof, such as "vf_mixture"; -1 for a name that is none */
 
-typedef enum vf_dtype { VF_FLOAT32 = 0, VF_BFLOAT16 = 1 } vf_dtype;
+typedef enum vf_dtype { VF_FLOAT32 = 0, VF_BFLOAT16 = 1, VF_INT8 = 2 /* of matrices only */ } vf_dtype;
 
 /* Targets are the instruction sets the kernels were compiled for, best first. Index 0 .. vf_target_count() - 1. */
 VF_API int32_t vf_target_count(void);
@@ -105,8 +108,9 @@ typedef struct vf_mixture {
     vf_tensor out;         /* [B, H, T, D] of `dtype` */
     float *logsumexp;    /* [B, H, T, M] contiguous: log of the sum of weight * exp(score), -inf where a branch is empty */
     float *norm;   /* [B, H, T, M, 2] contiguous, for the backward; may be null when none follows: the largest score,
-                      in powers of 2, and 1 / sum of weight * 2^(score - largest), or 0 for an empty branch. Unlike
-                      logsumexp these lose nothing to rounding, so the backward sees the forward's own probabilities. */
+                      in powers of 2, and 1 / sum of weight * 2^(score - largest); infinity and 0 for an empty or a
+                      closed branch. Unlike logsumexp these lose nothing to rounding, so the backward sees the forward's
+                      own probabilities. */
     vf_tensor branch_out[VF_MAX_BRANCHES]; /* O_m of `dtype` for m < M - 1; data may be null when no backward follows */
 } vf_mixture;
 
@@ -187,9 +191,10 @@ typedef struct vf_selected {
     const float *weights;            /* [B, H, T] contiguous factors of the output, or null: 1 */
     vf_tensor out;                   /* [B, H, T, D] of `dtype` */
     float *logsumexp;                      /* [B, H, T] contiguous, -inf where nothing is read */
+    float *norm; /* [B, H, T, 2] contiguous, for the backward; may be null when none follows: as in vf_mixture */
 } vf_selected;
 
-/* forward fields as they were after vf_attend_selected; its output is not read */
+/* forward fields as they were after vf_attend_selected; its output and logsumexp are not read */
 typedef struct vf_selected_grad {
     vf_selected forward;
     vf_tensor grad_out;       /* of `dtype` */
@@ -252,6 +257,60 @@ typedef struct vf_cross_entropy {
     float *losses;         /* [rows] */
     float *shares;         /* [rows] */
 } vf_cross_entropy;
+
+/* A matrix of weights, contiguous: float32, bfloat16, or int8 with a scale for each `group` columns of a row. */
+typedef struct vf_matrix {
+    const void *data;    /* [rows, columns] */
+    const float *scales; /* [rows, columns / group], of int8 only */
+    const float *bias;   /* [rows], or null: 0 */
+    int64_t rows, columns;
+    int32_t kind;  /* vf_dtype */
+    int32_t group; /* a multiple of 16 that divides the columns, of int8 only */
+} vf_matrix;
+
+/* out = matrix x + bias for 1 .. VF_MOST_FEW vectors. */
+typedef struct vf_linear {
+    vf_matrix matrix;
+    int64_t vectors;
+    int32_t threads;
+    const float *x; /* [vectors, columns] contiguous */
+    float *out;     /* [vectors, rows] contiguous */
+} vf_linear;
+
+/* A layer for 1 .. VF_MOST_FEW tokens. All arrays are contiguous. */
+typedef struct vf_layer {
+    int64_t tokens, width, heads, kv_heads, head_width;
+    int64_t angles; /* rows of cosines and sines; token t takes row t % angles */
+    int32_t threads;
+    float epsilon;
+    vf_matrix q, k, v, o, gate, up, down;
+    const float *input_norm, *output_norm; /* [width] */
+    const float *q_norm, *k_norm;          /* [head_width], or null: none */
+    const float *cosines, *sines;          /* [angles, head_width] */
+    float *x;             /* [tokens, width]: the layer's input; vf_layer_finish leaves its output there */
+    float *normed;        /* [tokens, width]: the normed input, then work space */
+    float *queries;       /* [tokens, heads, head_width] */
+    float *keys, *values; /* [tokens, kv_heads, head_width] */
+    float *attended;      /* [tokens, heads, head_width] */
+    float *inner;         /* [tokens, gate.rows]: work space */
+} vf_layer;
+
+/* A layer whose branches are windows and prefixes that no token changes, with one gate at most: all of it. The new keys
+ * and values are written to the last rows of attention.k and attention.v. The gate of two branches is the sigmoid of
+ * mix_start + mix_warmth * (mix x + its bias), capped by mix_cap * tanh(z / mix_cap) if that is above 0; mix.data may be
+ * null: the bias alone. attention.weights is then work space [B, H, T, 2]. */
+typedef struct vf_step {
+    vf_layer layer;       /* tokens = batch * queries of `attention`, in that order */
+    vf_mixture attention; /* float32; its q is layer.queries, its out layer.attended */
+    vf_matrix mix;
+    const float *mix_warmth; /* one number */
+    float mix_start, mix_cap;
+} vf_step;
+
+VF_API int32_t vf_linear_of_few(int32_t target, const vf_linear *call);
+VF_API int32_t vf_layer_project(int32_t target, const vf_layer *call); /* fills normed, queries, keys, values */
+VF_API int32_t vf_layer_finish(int32_t target, const vf_layer *call);  /* from attended to the output in x */
+VF_API int32_t vf_layer_step(int32_t target, const vf_step *call);
 
 /* 1 if x can be had back from out and inverse without loss that matters, else 0; reads weight, cosines and sines.
  * No weight may be near 0; of a rotated pair both must turn by the same angle and have weights of like size, or the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 def varifocal(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = "from varifocal.cli.main import run; run()"
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=600)
 
 
 def test_help_names_every_verb() -> None:
@@ -33,6 +34,22 @@ def test_info_says_why_native_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
     result = varifocal("info")
     assert result.returncode == 0, result.stderr
     assert "missing: libvarifocal.so was not built" in " ".join(result.stdout.split())
+
+
+def test_another_library_is_named_with_what_to_do(tmp_path: Path) -> None:
+    foreign = [str(tmp_path), "x" * 5000, str(tmp_path / "text.so"), ctypes.util.find_library("m")]
+    (tmp_path / "text.so").write_text("no library")
+    program = """
+import importlib, os, sys
+from varifocal.kernels.native import library
+for name in sys.argv[1:]:
+    os.environ["VARIFOCAL_LIBRARY"] = name
+    print(importlib.reload(library).why_missing())
+"""
+    done = subprocess.run([sys.executable, "-c", program, *map(str, foreign)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(foreign)
+    assert all("was not built" in line or "unset VARIFOCAL_LIBRARY" in line for line in done.stdout.splitlines())
 
 
 def test_mechanisms_still_work_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +99,7 @@ def test_plan_compares_the_papers_tables_with_arithmetic() -> None:
     result = varifocal("plan", "--papers")
     assert result.returncode == 0, result.stderr
     assert "Context-Adaptive Attention: memory, baseline = 1" in result.stdout
-    assert "prototype: the paper's order" in " ".join(result.stdout.split())
+    assert "prototype: the same order as the paper's" in " ".join(result.stdout.split())
 
 
 def test_ablations_are_listed() -> None:
@@ -106,9 +123,94 @@ def test_check_prints_a_table_and_writes_its_findings(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["findings.json"]
 
 
+OWN = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def dense(q, k, v):
+    groups, queries, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def future(q, k, v):
+    return dense(q, k, v) + v.sum(dim=(1, 2))[:, None, None]
+
+
+class Dense(torch.nn.Module):
+    def forward(self, q, k, v):
+        return dense(q, k, v)
+
+
+class Sized:
+    def __init__(self, size):
+        self.size = size
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The present folder holds somebody's own attention."""
+    (tmp_path / "my_own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_check_takes_a_function_and_a_class_by_import_path(own_module: None) -> None:
+    result = varifocal(
+        "check", "-m", "my_own:dense", "-m", "my_own:Dense", "-m", "varifocal.names:attend", "-r", "future"
+    )
+    assert "2 promises kept, 1 broken" in result.stdout, result.stderr
+    result = varifocal("check", "-m", "my_own:dense", "-m", "my_own:Dense")
+    assert result.returncode == 0, result.stdout
+    assert "14 promises kept, 0 broken" in result.stdout
+
+
+def test_check_takes_a_mechanism_of_ones_own_by_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent / "stranger")
+    result = varifocal("check", "-m", "stranger_attention:Fading", "-r", "future")
+    assert result.returncode == 0, result.stderr
+    assert "0 broken" in result.stdout
+
+
+def test_check_finds_what_a_function_of_ones_own_breaks(own_module: None) -> None:
+    result = varifocal("check", "-m", "my_own:future", "-r", "future")
+    assert result.returncode == 1, result.stderr
+    assert "future, future: changing tokens from" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("my_own:dens", "'my_own' has no 'dens' (did you mean 'dense'?), asked for by 'my_own:dens'"),
+        ("my_own:number", "my_own:number is 3; expected a mechanism, or a function or class of q, k and v"),
+        ("my_own:Sized", "my_own:Sized is a class that cannot be made without arguments"),
+        ("my_other:dense", "the module 'my_other' cannot be imported: ModuleNotFoundError"),
+        ("my_own:", "expected module:name, such as my_package.attention:MyAttention, got 'my_own:'"),
+    ],
+)
+def test_wrong_import_path_is_one_sentence(path: str, sentence: str, own_module: None) -> None:
+    result = varifocal("check", "-m", path)
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_table_is_shown_where_unicode_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    result = varifocal("check", "-m", "dense", "-r", "future")
+    assert result.returncode == 0, result.stderr
+    assert "+ kept  x broken  . does not apply" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("bench", "attention", "--threads", "100000"), "takes 1 to"),
         (("check", "-m", "hed_gated"), "unknown mechanism 'hed_gated' (did you mean 'head_gated'?)"),
         (("check", "--dtype", "int8"), "unknown dtype 'int8'; known are float64, float32"),
         (("check", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),

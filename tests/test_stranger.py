@@ -185,7 +185,7 @@ def test_model_trains_all_of_its_parameters_and_is_loaded_as_it_was_saved(tmp_pa
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
-def test_mechanism_that_sets_its_parameters_when_it_is_made_starts_so_in_a_model_too() -> None:
+def test_mechanism_that_sets_its_parameters_itself_keeps_them_in_a_model() -> None:
     @register
     class Halved(Mechanism[MechanismConfig]):
         name = "halved"
@@ -272,7 +272,7 @@ def test_start_that_depends_on_the_input_is_not_promised_from_an_input_of_0() ->
     assert share > 0.5
 
 
-def test_run_that_was_stopped_goes_on_as_if_it_never_had_been(trained: Trained, tmp_path: Path) -> None:
+def test_stopped_run_continues_as_if_it_had_never_stopped(trained: Trained, tmp_path: Path) -> None:
     config = small_config(trained.data, "dense", model=MODEL)
 
     def interrupt(now: Progress) -> None:

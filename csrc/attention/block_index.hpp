@@ -37,6 +37,8 @@ VF_INLINE bool each_block(const vf_selected &call, int64_t b, int64_t h, int64_t
     int32_t own = own_block(call, at), last = start - 1;
     const int32_t *selected = selection_of(call, b, h, t);
     for (int64_t i = 0; i < call.capacity && selected[i] >= 0; i++) {
+        // Ascending, before the query's own block, and at the beginning of a block: the list comes from the caller and
+        // is followed into memory.
         if (selected[i] <= last || selected[i] >= own || (selected[i] - start) % call.block) return false;
         visit(last = selected[i], false);
     }
@@ -52,11 +54,13 @@ static bool number_blocks(BlockIndex &x, const vf_selected &call, int64_t b) {
     bool valid = true;
     for (int64_t h = 0; h < call.heads; h += call.heads / call.index_heads)
         for (int64_t t = 0; t < call.queries; t++)
+            // 1: somebody's own block, which may be unfinished. 2: selected, so it must be whole.
             valid &= each_block(call, b, h, t, [&](int32_t key, bool own) { number[key] |= own ? 1 : 2; });
     int32_t count = 0;
     int64_t whole_until = 0;
     for (int32_t key = 0; key < call.keys; key++) {
         if (!number[key]) continue;
+        // A block that begins inside a whole one would give keys to two blocks.
         valid &= key >= whole_until;
         if (number[key] & 2) whole_until = (int64_t)key + call.block;
         number[key] = count;
@@ -64,6 +68,7 @@ static bool number_blocks(BlockIndex &x, const vf_selected &call, int64_t b) {
     }
     first[count] = (int32_t)call.keys;
     x.block_count[b] = count;
+    // An unfinished block ends at its last query, and that must be before the next block begins.
     for (int64_t t = 0; t < call.queries && valid; t++) {
         int64_t at = b * call.queries + t;
         if (call.start[at] <= call.position[at]) valid &= call.position[at] < first[number[own_block(call, at)] + 1];
@@ -76,6 +81,7 @@ static void count_readers(BlockIndex &x, const vf_selected &call, int64_t b, int
     int64_t *begin = x.begin + (b * call.kv_heads + g) * (x.most_blocks + 1);
     const int32_t *number = x.number + b * call.keys;
     memset(begin, 0, (size_t)(x.most_blocks + 1) * sizeof(int64_t));
+    // The lists were checked when blocks were numbered, so each_block cannot fail here.
     for (int64_t i = 0; i < x.group; i++)
         for (int64_t t = 0; t < call.queries; t++)
             each_block(call, b, g * x.group + i, t, [&](int32_t key, bool) { begin[number[key]]++; });
@@ -84,6 +90,7 @@ static void count_readers(BlockIndex &x, const vf_selected &call, int64_t b, int
 static void place_readers(BlockIndex &x, const vf_selected &call, int64_t b, int64_t g) {
     int64_t *begin = x.begin + (b * call.kv_heads + g) * (x.most_blocks + 1);
     const int32_t *number = x.number + b * call.keys;
+    // Queries outside, heads inside: readers ascend by query, and turns are taken in that order.
     int64_t base = begin[0];
     for (int64_t t = 0; t < call.queries; t++)
         for (int64_t i = 0; i < x.group; i++)
@@ -114,6 +121,7 @@ static void place_readers(BlockIndex &x, const vf_selected &call, int64_t b, int
         if (!number_blocks(x, call, b)) return VF_BAD_SELECTION;
         x.most_blocks = most(x.most_blocks, x.block_count[b]);
     }
+    // An upper bound: the exact number is known only after counting, and counting needs its memory first.
     int64_t readers = pairs * x.group * call.queries * (call.capacity + 1);
     if (!x.sized.lay_out([&](Space &space) {
             x.begin = space.take<int64_t>(pairs * (x.most_blocks + 1));
@@ -122,6 +130,7 @@ static void place_readers(BlockIndex &x, const vf_selected &call, int64_t b, int
         return VF_NO_MEMORY;
 #pragma omp parallel for num_threads(call.threads) schedule(static)
     for (int64_t pair = 0; pair < pairs; pair++) count_readers(x, call, pair / call.kv_heads, pair % call.kv_heads);
+    // Counts become begins. One line over all kv heads, so that the end of one is the begin of the next.
     int64_t total = 0;
     for (int64_t pair = 0; pair < pairs; pair++)
         for (int64_t i = 0; i <= x.most_blocks; i++) {

@@ -41,6 +41,8 @@ enum Cover { NONE, MIXED, FULL };
 
 // floor(x) as an int32, any x (NaN included).
 VF_INLINE int32_t floor_int(double x) {
+    // A learned width may be infinite or NaN, and converting those to an integer is undefined. The bounds leave room
+    // for the additions that follow.
     if (!(x > -2147483000.0)) return -2147483000;
     if (x > 2147483000.0) return 2147483000;
     int32_t whole = (int32_t)x;
@@ -58,6 +60,7 @@ static void read_support(Support &s, const vf_branch &branch, int64_t h, const R
         int64_t hard = position - window + 1, from = hard, solid = hard;
         if (s.soft) {
             // One key of slack on either side: the exact weight decides there.
+            // In double: beyond position 2^24, position - z in float32 would be off by whole keys.
             double z = s.width[row] = width[row];
             int64_t limit_from = position - branch.limit + 1;
             int64_t soft_from = most(floor_int(position - z), limit_from);
@@ -77,6 +80,7 @@ static void read_support(Support &s, const vf_branch &branch, int64_t h, const R
         t = {INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN};
         for (int row = tile * MR; row < (tile + 1) * MR && row < rows.count; row++) {
             if (!rows.keep[row]) {
+                // A query that sees no key must get weight 0, so its tile may not be FULL; it has no other say.
                 t.most_solid = INT32_MAX;
                 t.least_prefix_end = INT32_MIN;
                 continue;
@@ -103,6 +107,7 @@ static void read_rows(Rows &rows, const vf_mixture &call, int64_t b, int64_t h, 
         auto &t = rows.tile[row / MR];
         rows.keep[row] = start <= position;
         if (!rows.keep[row]) {
+            // No key is at or before -1, so every test further down fails for this query without asking for `keep`.
             position = -1, start = 0;
             t.least_position = -1;
         }
@@ -111,6 +116,7 @@ static void read_rows(Rows &rows, const vf_mixture &call, int64_t b, int64_t h, 
         t.least_position = least(t.least_position, position);
         t.most_position = most(t.most_position, position);
         t.most_start = most(t.most_start, start);
+        // The start that stands in for a query without keys would make the tile look as if it reached back to key 0.
         if (rows.keep[row]) t.least_start = least(t.least_start, start);
         rows.most_position = most(rows.most_position, position);
     }
@@ -125,8 +131,12 @@ static void read_rows(Rows &rows, const vf_mixture &call, int64_t b, int64_t h, 
 VF_INLINE Cover cover(const Rows &rows, const Support &s, int tile, int32_t first, int32_t end) {
     const auto &r = rows.tile[tile];
     const auto &t = s.tile[tile];
+    // After all queries, before all documents, or in the gap between every prefix and every window.
     if (first > r.most_position || end <= r.least_start || (end <= t.least_from && first >= t.most_prefix_end))
         return NONE;
+    // The last key is not after any query, and the first is inside the solid part of every window, which begins at or
+    // after the document. Or: no document begins after the first key, and every prefix, which ends at the query at the
+    // latest, holds the last.
     if (end - 1 <= r.least_position && first >= t.most_solid) return FULL;
     if (first >= r.most_start && end <= t.least_prefix_end) return FULL;
     return MIXED;
@@ -151,6 +161,7 @@ VF_INLINE Cover cover_step(const Rows &rows, int outer, int inner, int tile, int
 VF_INLINE Vec weigh(const Rows &rows, const Support &s, int row, Ints key, Vec *slope = nullptr) {
     int32_t position = rows.position[row];
     Ints seen = (key <= position) & (key >= rows.start[row]);
+    // A union: where the hard window or the prefix gives weight 1, the soft edge adds nothing and gets no gradient.
     Ints hard = seen & ((key >= s.hard[row]) | (key < s.prefix_end[row]));
     Vec one = splat(1.0f), weight = hard ? one : Vec{};
     if (s.soft) {
@@ -158,6 +169,7 @@ VF_INLINE Vec weigh(const Rows &rows, const Support &s, int row, Ints key, Vec *
         Vec ratio = (s.width[row] - __builtin_convertvector(distance, Vec)) / s.edge;
         Ints inside = seen & ~hard & (distance < s.limit) & (ratio > 0.0f);
         weight = inside ? min(ratio, one) : weight;
+        // Where the weight is clamped to 1, a wider window changes nothing.
         if (slope) *slope = (inside & (ratio < 1.0f)) ? one : Vec{};
     } else if (slope) {
         *slope = Vec{};
@@ -165,6 +177,8 @@ VF_INLINE Vec weigh(const Rows &rows, const Support &s, int row, Ints key, Vec *
     return weight;
 }
 
+// What the outer branch of a chain adds to the one inside it. Nested weights never fall from inner to outer, so this is
+// not negative.
 VF_INLINE Vec weigh_step(const Rows &rows, int outer, int inner, int row, Ints key) {
     Vec weight = weigh(rows, rows.branch[outer], row, key);
     return inner < 0 ? weight : weight - weigh(rows, rows.branch[inner], row, key);
@@ -207,14 +221,16 @@ VF_INLINE bool nests(const vf_branch &inner, const vf_branch &outer, int64_t h) 
     }
 }
 
+// Infinity where nothing was summed up: 2^(score - infinity) is 0 whatever the score, and so is its product with 0.
 VF_INLINE void put_norm(const vf_mixture &call, int64_t query, int m, float top, float factor) {
     float *norm = call.norm + (query * call.branch_count + m) * 2;
-    norm[0] = factor > 0 ? top : 0.0f, norm[1] = factor;
+    norm[0] = factor > 0 ? top : INFINITY, norm[1] = factor;
 }
 
 // Branches with a weight other than 0 in the block; all of them unless the call allows to leave closed ones out.
 [[maybe_unused]] static void find_open(bool *open, const vf_mixture &call, const float *weights, int count) {
     for (int m = 0; m < call.branch_count; m++) {
+        // A closed branch still has a gradient to its weight, so only calls that need none may skip it.
         open[m] = !(call.skip_closed && weights);
         for (int row = 0; row < count && !open[m]; row++) open[m] = weights[row * call.branch_count + m] != 0.0f;
     }

@@ -48,6 +48,8 @@ VF_INLINE void put_where(int32_t *to, Ints x, uint32_t bits) {
 #endif
 }
 
+// Floats below 0 descend as integers; flipping all bits but the sign lets them ascend. -0 + 0 is +0: zeros of either
+// sign must rank alike, or a tie between them would not go to the lower index.
 // Integers in the order of the scores; both zeros become one. Its own inverse on integers.
 VF_INLINE Ints flip(Ints bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 VF_INLINE Ints order_of(Vec score) { return flip((Ints)(score + 0.0f)); }
@@ -58,9 +60,13 @@ VF_INLINE Ints load_ints(const int32_t *from) {
     return x;
 }
 
+// The limit is tested once a panel, so up to NR candidates may go past it, and a compressing store writes whole
+// vectors.
 VF_INLINE int32_t room(int64_t wanted) { return (int32_t)(2 * wanted + 64 + NR + LANES); }
 
 [[maybe_unused]] static void start_candidates(Candidates &c, int32_t *rank, int32_t *key, int32_t wanted) {
+    // Twice as many as wanted: a prune of 2 k candidates throws out k, so its cost is shared by k that came in. 64
+    // more, so that a small k does not prune at every panel. Above -inf: a score of -inf or NaN never comes in.
     c = {rank, key, 0, wanted, 2 * wanted + 64, -INFINITY};
 }
 
@@ -75,7 +81,9 @@ static int32_t count_at_least(const Candidates &c, int32_t pivot) {
 // Halves the range of ranks until the pivot leaves `wanted` candidates, or, unless `exact`, a few more.
 static __attribute__((noinline)) void prune(Candidates &c, bool exact) {
     if (c.count <= c.wanted) return;
+    // The rest of the last vector must not be counted: only a NaN has this rank, and none comes in.
     for (int32_t i = c.count; i % LANES; i++) c.rank[i] = INT32_MIN;
+    // 64 bits, because the distance of two ranks does not fit 32.
     int64_t low = INT32_MAX, high = INT32_MIN;
     for (int32_t i = 0; i < c.count; i++) {
         if (c.rank[i] < low) low = c.rank[i];
@@ -83,6 +91,7 @@ static __attribute__((noinline)) void prune(Candidates &c, bool exact) {
     }
     // At least `wanted` candidates are >= low, fewer are >= high.
     int32_t kept = c.count, over = 0;
+    // While scores still come, a few too many do no harm, and some rounds of bisection are saved.
     int32_t slack = exact ? 0 : c.wanted / 4;
     for (high++; high - low > 1 && kept > c.wanted + slack;) {
         int64_t pivot = low + (high - low) / 2;
@@ -99,6 +108,8 @@ static __attribute__((noinline)) void prune(Candidates &c, bool exact) {
             uint32_t bits = bits_of(rank >= pivot);
             // The last vector may hold lanes past the end, all of them INT32_MIN.
             if (c.count - i < LANES) bits &= (1u << (c.count - i)) - 1;
+            // In place: what is kept is never more than what was read, so a store ends where the vector just read ends
+            // at the latest.
             put_where(c.rank + size, rank, bits);
             put_where(c.key + size, key, bits);
             size += __builtin_popcount(bits);
@@ -113,6 +124,8 @@ static __attribute__((noinline)) void prune(Candidates &c, bool exact) {
         }
     }
     c.count = size;
+    // At least `wanted` candidates reach the pivot and all of them came earlier, so a later score must exceed it. This
+    // is exact, though more than `wanted` may still be here.
     Ints bits = flip(splat(pivot));
     c.above = ((Vec)bits)[0];
 }
@@ -122,6 +135,8 @@ VF_INLINE void offer(Candidates &c, const float *scores, int64_t step, int panel
                      int32_t last) {
     for (int p = 0; p < panels; p++, key += NR, scores += step) {
         if (key > last || key + NR <= first) continue;
+        // Bits for the keys of the panel that are in range; both shifts are below 32, because the panel overlaps the
+        // range. What lies outside may be anything: it is loaded, and left out by its bit.
         uint32_t allowed = ~0u;
         if (key < first) allowed <<= first - key;
         if (key + NR - 1 > last) allowed &= ~0u >> (31 - (last - key));

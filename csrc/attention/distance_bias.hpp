@@ -14,6 +14,8 @@ namespace VF_TARGET {
 // read backwards. Keys after the query (x < 0) are masked; they get the entry at 0 to stay inside the table.
 VF_INLINE Vec bias_at(const float *table, int32_t last, int32_t x) {
     if (x >= LANES - 1 && x <= last) return reversed(load(table + x - (LANES - 1)));
+    // Far keys all share the last entry. Most vectors take one of these two ways; only those at the ends go lane by
+    // lane.
     if (x - (LANES - 1) >= last) return splat(table[last]);
     Vec bias;
     for (int lane = 0; lane < LANES; lane++) {
@@ -80,6 +82,8 @@ struct DistanceBias : DotScore {
     }
 
     void open(State &state, const Rows &rows, int64_t b, int64_t h, int64_t first) const {
+        // Only what the block before has touched: a table may be as long as the text, and clearing all of it would cost
+        // more than a window's sums.
         if (state.sums && state.from < state.end)
             memset(state.sums + state.from, 0, (size_t)(state.end - state.from) * sizeof(float));
         state.from = INT32_MAX, state.end = 0;
@@ -98,6 +102,7 @@ struct DistanceBias : DotScore {
             for (int v = 0; v < NV; v++) {
                 float *at = scores + i * NR + v * LANES;
                 int32_t x = rows.position[row + i] - (key + v * LANES);
+                // Products are scores as powers of 2 already; the table is in natural units.
                 store(at, load(at) + bias_at(state.table[row + i], last(), x) * LOG2E);
             }
     }

@@ -27,6 +27,8 @@ VF_INLINE void read_row(float *to, const T *x, int64_t width, float factor) {
 // One step of adding up the lanes of LANES vectors at once: halves the number of vectors.
 template <int GAP>
 VF_INLINE void fold(Vec *row) {
+    // One addition folds two vectors into one. All LANES sums take LANES - 1 additions, where each by itself would take
+    // log2(LANES).
     Ints upper = (lanes() & GAP) != 0;
 #pragma GCC unroll 16
     for (int i = 0; i < GAP; i++) {
@@ -50,10 +52,14 @@ static void dot_rows(float *to, const float *x, const T *base, int64_t stride, c
                      int64_t width) {
     for (int begin = 0; begin < count; begin += LANES) {
         const T *row[LANES];
+        // Past the end the last row is read again: the loop stays without a branch, and nothing outside the list is
+        // touched.
         for (int i = 0; i < LANES; i++) row[i] = base + list[begin + i < count ? begin + i : count - 1] * stride;
         Vec sum[LANES] = {};
         int64_t d = 0;
         for (; d + LANES <= width; d += LANES) {
+            // LANES independent sums: x is loaded once for all rows, and the latency of each addition is hidden by the
+            // others.
             Vec part = load(x + d);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) sum[i] += part * load(row[i] + d);
@@ -132,6 +138,8 @@ VF_INLINE const int32_t *selection_of(const vf_selected &call, int64_t b, int64_
 VF_INLINE int read_selection(int32_t *list, const vf_selected &call, int64_t b, int64_t h, int64_t t) {
     int32_t position = call.position[b * call.queries + t], start = call.start[b * call.queries + t];
     if (start > position) return 0;
+    // The list comes from the caller and is followed into memory: ascending and visible is checked before anything is
+    // read.
     const int32_t *selected = selection_of(call, b, h, t);
     int count = 0;
     int32_t last = start - 1;
@@ -144,16 +152,10 @@ VF_INLINE int read_selection(int32_t *list, const vf_selected &call, int64_t b, 
     return count;
 }
 
-// Probabilities are computed as 2^(score - lse): the lse in base 2 as a float, and the factor that mends its rounding.
-// Half a rounding of a logsumexp of 20 is 7e-7 of every probability, some ten times their own rounding.
-struct Base2 {
-    float lse, mend;
-};
-VF_INLINE Base2 to_base2(float lse) {
-    double exact = lse * 1.4426950408889634;
-    Base2 x = {(float)exact, 1.0f};
-    if (lse - lse == 0) x.mend = (float)(1 - (exact - x.lse) * 0.6931471805599453);
-    return x;
+// What the backward takes probabilities from: from a rounded logsumexp they would not sum to 1, the less the larger the
+// scores.
+VF_INLINE void put_norm(const vf_selected &call, int64_t query, float top, float factor) {
+    if (call.norm) call.norm[2 * query] = top, call.norm[2 * query + 1] = factor;
 }
 
 }  // namespace VF_TARGET

@@ -52,13 +52,17 @@ static void prepare(const vf_mixture_grad &call, Rows &rows, int64_t b, int64_t 
     const vf_mixture &f = call.forward;
     int count = least(BLOCK, f.queries - first), branches = f.branch_count;
     read_rows(rows, f, b, h, first, count);
+    // For the whole block of queries, so that tasks of far key blocks need not read its geometry again.
     extent = {INT32_MAX, rows.most_position, INT32_MIN};
     for (int m = 0; m < branches; m++) {
         extent.from = least(extent.from, rows.branch[m].least_from);
         extent.prefix_end = most(extent.prefix_end, rows.branch[m].most_prefix_end);
     }
     for (int row = 0; row < count; row++) {
+        // The delta of the last entry is that of the whole output, dO . O (delta.cpp); taking away the shares of the
+        // others leaves the last branch's.
         int64_t query = (b * f.heads + h) * f.queries + first + row;
+        // Cleared here, once and before all tasks: many of them add to each row of dQ.
         if (!call.accumulate)
             memset(row_at<float>(call.grad_q, b, h, first + row), 0, (size_t)f.head_width * sizeof(float));
         const float *delta = call.delta + query * branches;
@@ -85,6 +89,7 @@ static void load_gradient(Gradient &g, const vf_mixture_grad &call, const float 
         g.want_width |= call.grad_width[m] != nullptr;
         for (int row = 0; row < count; row++) {
             int64_t i = (query + row) * f.branch_count + m;
+            // The forward's own maximum and factor: probabilities come out with the same rounding and sum to 1.
             g.top[m][row] = f.norm[2 * i], g.factor[m][row] = f.norm[2 * i + 1];
             g.weight[m][row] = f.weights ? f.weights[i] : 1.0f;
             g.offset[m][row] = offset[i];
@@ -104,6 +109,7 @@ struct Active {
 static bool find_active(const Rows &rows, int branches, int32_t key, Active (*active)[PANELS], int *first, int *end,
                         int *top, int *bottom) {
     bool any = false;
+    // Both views of the same map are needed: dQ sums over the panels of a tile, dK and dV over the tiles of a panel.
     for (int p = 0; p < PANELS; p++) top[p] = TILES, bottom[p] = 0;
     for (int tile = 0; tile < rows.tile_count; tile++) {
         first[tile] = PANELS, end[tile] = 0;
@@ -113,6 +119,7 @@ static bool find_active(const Rows &rows, int branches, int32_t key, Active (*ac
                 Cover c = cover(rows, rows.branch[m], tile, key + p * NR, key + (p + 1) * NR);
                 if (c == NONE) continue;
                 x.set |= (uint8_t)(1 << m);
+                // One branch that needs weights key by key is enough: the panel has one way for all of them.
                 x.full &= c == FULL;
             }
             if (!x.set) continue;
@@ -135,6 +142,7 @@ VF_INLINE void differentiate(Work<Score> &work, const Plan<Score> &plan, int64_t
     const Score &score = plan.score;
     const Rows &rows = work.rows;
     const int branches = plan.call.forward.branch_count;
+    // In place: what a block of queries touches stays at half of L2 (tile.hpp).
     float *s = work.scores + (p * BLOCK + row) * NR, *d = work.dp + (p * BLOCK + row) * NR;
     const float *hidden = work.hidden + p * score.key_width() * NR;
     if (!Score::PLAIN) score.template rate<true>(work.state, rows, h, row, count, s, hidden, key + p * NR);
@@ -162,6 +170,8 @@ static void differentiate_block(Work<Score> &work, const Plan<Score> &plan, int6
                 Active x = active[tile][p];
                 if (x.set) {
                     differentiate(work, plan, h, row, filled, p, x, key);
+                    // Sums over queries run over whole tiles: rows past the last query hold old scores, and must count
+                    // 0.
                     if (filled < MR) clear(row + filled, MR - filled, p);
                 } else if (clears(tile, p)) {
                     clear(row, MR, p);
@@ -199,6 +209,8 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
     read_rows(rows, f, b, h, query, count);
     Active active[TILES][PANELS];
     int first[TILES], end[TILES], top[PANELS], bottom[PANELS];
+    // The extent bounds the block as a whole: that a prefix belongs to a document which begins after these keys shows
+    // only here.
     if (!find_active(rows, branches, key, active, first, end, top, bottom)) return;
 
     pack(work.q, BLOCK, (const T *)row_at<T>(f.q, b, h, query), f.q.stride[2], count, width, score.q_factor(h),
@@ -206,10 +218,12 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
     pack(work.dout, BLOCK, (const T *)row_at<T>(call.grad_out, b, h, query), call.grad_out.stride[2], count, width, 1.0f,
          rows.keep);
     int64_t row_index = (b * f.heads + h) * f.queries + query;
+    // dO of a query that sees nothing may hold anything: `keep` packed it as 0.
     load_gradient(work.gradient, call, plan.offset, row_index, count);
     score.open(work.state, rows, b, h, query);
 
     // Q K^T and dO V^T, a panel of keys or values at a time: it stays in L1 while the tiles of queries go past.
+    // In two loops: a panel of K^T takes up to 16 KB of L1, and one of V^T beside it would leave no room for the tiles.
     int tiles = rows.tile_count;
     for (int p = 0; p < PANELS; p++)
         for (int tile = top[p]; tile < bottom[p]; tile++)
@@ -230,6 +244,8 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
     // that read the panel; one over keys, the panels.
     for (int64_t d = 0; d < width; d += NR)
         for (int p = 0; p < PANELS; p++) {
+            // A causal block of keys is read by late queries only, a window's by few: half of these sums would be over
+            // zeros.
             int64_t skip = top[p] * MR, depth = bottom[p] * MR - skip;
             if (depth <= 0) continue;
             for (int j = 0; j < NR; j += TR)
@@ -256,6 +272,7 @@ static void add_queries(Work<Score> &work, const Plan<Score> &plan, int64_t b, i
     turn.wait(step);
     const float factor = score.dq_factor(h);
     for (int row = 0; row < count; row++) {
+        // Tiles that read nothing here have no dQ in `work.dq`: it was not computed.
         if (!end[row / MR]) continue;
         float *to = row_at<float>(call.grad_q, b, h, query + row);
         int64_t d = 0;
@@ -278,9 +295,11 @@ static void own_keys(Work<Score> &work, const Plan<Score> &plan, int64_t b, int6
     int64_t width = f.head_width, padded = plan.padded, key = kb * KEYS, count = least(KEYS, f.keys - key);
     const uint8_t *keep = plan.visible + b * f.keys + key;
     const T *k = row_at<T>(f.k, b, g, key), *v = row_at<T>(f.v, b, g, key);
+    // K in both forms: dQ = dS K sums over keys, S = Q K^T over the width, and an operand is read as it lies.
     pack(work.k, KEYS, k, f.k.stride[2], count, width, 1.0f, keep);
     pack_transposed(work.k_transposed, KEYS, k, f.k.stride[2], count, width, keep);
     pack_transposed(work.v_transposed, KEYS, v, f.v.stride[2], count, width, keep);
+    // Over all heads that share the keys: dK and dV leave this core once, and need no turns.
     memset(work.dk, 0, (size_t)(KEYS * padded) * sizeof(float));
     memset(work.dv, 0, (size_t)(KEYS * padded) * sizeof(float));
     for (int64_t i = 0; i < plan.group; i++) {
@@ -295,6 +314,7 @@ static void own_keys(Work<Score> &work, const Plan<Score> &plan, int64_t b, int6
         }
         plan.score.close_head(work.state, b, h, kb, plan.key_blocks, count);
     }
+    // Packed q carries scale log2(e); the factor takes log2(e) out again and leaves the scale, which belongs to dK.
     unpack(row_at<T>(call.grad_k, b, g, key), call.grad_k.stride[2], work.dk, KEYS, count, width, nullptr,
            plan.score.dk_factor(), call.accumulate != 0);
     unpack(row_at<T>(call.grad_v, b, g, key), call.grad_v.stride[2], work.dv, KEYS, count, width, nullptr, 1.0f,
@@ -314,6 +334,8 @@ static int32_t run(const vf_mixture_grad &call) {
     const int64_t heads = f.batch * f.heads, tasks = pairs * key_blocks;
 
     auto lay_out_work = [&](Work<Score> &work, Space &space) {
+        // Right operands and sums are padded to whole panels of their columns; transposed ones have the width as their
+        // depth.
         work.k = space.take<float>(KEYS * padded);
         work.dk = space.take<float>(KEYS * padded), work.dv = space.take<float>(KEYS * padded);
         work.k_transposed = space.take<float>(KEYS * width), work.v_transposed = space.take<float>(KEYS * width);
@@ -362,15 +384,20 @@ static int32_t run(const vf_mixture_grad &call) {
         for (int64_t task = 0; task < heads * query_blocks; task++) {
             int64_t b = task / query_blocks / f.heads, h = task / query_blocks % f.heads;
             int64_t first = task % query_blocks * BLOCK;
+            // The loop ends with a barrier: no task below may add to dQ, or read an offset, before all of them are set.
             prepare(call, work.rows, b, h, first, offset, extent[task]);
             score.clear(b, h, first, work.rows.count);
         }
         // Tasks are handed out in order, as turns require: key block 0, read by the most queries, of every kv head
         // first. Neighbours in a line start far apart, so they rarely wait.
         for (;;) {
+            // Not an omp loop: its order of handing out is not promised, and a turn that waits for a task nobody has
+            // begun waits for ever.
             int64_t task = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
             if (task >= tasks) break;
             int64_t kb = task / pairs, pair = task % pairs;
+            // A line is the key blocks of one kv head in ascending order, `pairs` tasks apart; the steps of a task are
+            // the query blocks of all its heads.
             Turn turn = {kb ? passed + task - pairs : nullptr, passed + task};
             own_keys<T>(work, plan, pair / f.kv_heads, pair % f.kv_heads, kb, turn);
         }

@@ -22,7 +22,7 @@ int32_t check_score(const vf_mixture &c) {
     if (c.score < VF_SCORE_DOT || c.score > VF_SCORE_DISTANCE_BIAS) return VF_BAD_SCORE;
     if (is_pair_gate(c)) {
         // A thread's sums for the gradient of a take 64 bytes a unit and query: 6 MB at this limit.
-        if (c.pair.units < 1 || c.pair.units > 1024) return VF_BAD_SIZE;
+        if (c.pair.units < 1 || c.pair.units > VF_MAX_UNITS) return VF_BAD_SIZE;
         if (c.score == VF_SCORE_PAIR_THRESHOLD && !(c.pair.threshold > 0 && c.pair.threshold < 1)) return VF_BAD_SCORE;
         if (c.heads && !c.pair.output) return VF_BAD_POINTER;
         if (c.batch * c.heads * c.queries > 0 && !c.pair.a.data) return VF_BAD_POINTER;
@@ -40,7 +40,7 @@ int32_t check(const vf_mixture &c) {
     const int64_t sizes[] = {c.batch, c.heads, c.kv_heads, c.queries, c.keys};
     for (int64_t size : sizes)
         if (size < 0 || size > limit) return VF_BAD_SIZE;
-    if (c.head_width < 1 || c.head_width > 4096 || c.threads < 1) return VF_BAD_SIZE;
+    if (c.head_width < 1 || c.head_width > VF_MAX_WIDTH || c.threads < 1) return VF_BAD_SIZE;
     if (c.branch_count < 1 || c.branch_count > VF_MAX_BRANCHES) return VF_BAD_SIZE;
     if (c.heads && (c.kv_heads < 1 || c.heads % c.kv_heads)) return VF_BAD_SIZE;
     if (c.dtype != VF_FLOAT32 && c.dtype != VF_BFLOAT16) return VF_BAD_DTYPE;
@@ -62,6 +62,11 @@ bool decodes(const vf_mixture &c) {
 }
 
 }  // namespace
+
+int32_t vf_check_decode(const vf_mixture &call) {
+    if (int32_t status = check(call)) return status;
+    return decodes(call) ? VF_OK : VF_BAD_SIZE;
+}
 
 extern "C" {
 

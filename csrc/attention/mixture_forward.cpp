@@ -46,6 +46,7 @@ struct Reach {
 static Reach find_reach(const Rows &rows, int outer, int inner, int tile, int32_t key) {
     Reach reach = {PANELS, 0, 0};
     for (int p = 0; p < PANELS; p++) {
+        // By tile and panel, the unit of the product: finer masks would save no multiplication.
         Cover c = cover_step(rows, outer, inner, tile, key + p * NR, key + (p + 1) * NR);
         if (c == NONE) continue;
         if (reach.first > p) reach.first = p;
@@ -61,6 +62,7 @@ static void rate(const Score &score, Block<Score> &block, int64_t h, int tile, c
                  const float *hidden) {
     int end = least((tile + 1) * MR, block.rows.count);
     for (int row = tile * MR, count; row < end; row += count) {
+        // A score that rates whole groups is compiled for a group and for one query: what is left over goes one by one.
         count = Score::ROWS == MR ? end - row : end - row >= Score::ROWS ? Score::ROWS : 1;
         for (int p = reach.first; p < reach.end; p++)
             score.template rate<false>(block.state, block.rows, h, row, count, block.scores + (p * BLOCK + row) * NR,
@@ -84,16 +86,21 @@ static void exponentiate(Block<Score> &block, int outer, int inner, int tile, co
                 // Only panels that the edge of a branch runs through pay for a mask.
                 if (!(reach.full >> p & 1)) {
                     Vec weight = weigh_step(block.rows, outer, inner, row, lanes() + (key + p * NR + v * LANES));
+                    // Masked before the maximum is taken: a key that is not read must not raise it, or all that is read
+                    // might vanish beside it.
                     x = weight > 0.0f ? x : nothing;
                     store(at, x);
                 }
                 best = max(best, x);
             }
+        // One maximum for the row of the whole key block, not for each panel: a later panel cannot make an earlier one
+        // be rescaled.
         float top = max_lanes(best);
         // The running maximum rises rarely after the first key block, so that rescaling O costs little.
         if (top > block.top[row]) {
             // 2^(old - new), 0 at the first key.
             float shrink = exp2(splat(block.top[row] - top))[0];
+            // O and the sum are relative to top, so both shrink together; only a row whose maximum rose pays.
             block.sum[row] *= shrink;
             for (int64_t d = 0; d < width; d += NR)
                 for (int v = 0; v < NV; v++) {
@@ -124,6 +131,8 @@ template <typename Score>
 static void add_keys(const Score &score, Block<Score> &block, int64_t h, int outer, int inner, int32_t key,
                      const Keys &keys) {
     int64_t width = score.call.head_width;
+    // All reaches first: the products below go panel by panel over all tiles, and each tile takes part only in its own
+    // panels.
     Reach reach[TILES];
     int tiles = block.rows.tile_count, first = PANELS, end = 0;
     for (int tile = 0; tile < tiles; tile++) {
@@ -145,6 +154,8 @@ static void add_keys(const Score &score, Block<Score> &block, int64_t h, int out
     // O += P V: again the right panel, NR columns of V, stays while the tiles go past.
     for (int64_t d = 0; d < width; d += NR)
         for (int tile = 0; tile < tiles; tile++) {
+            // The probabilities are the left operand, one after the other from the tile's first panel on; V starts at
+            // the same key, r.first * NR rows into its panel. Accumulated: the keys of earlier blocks are in O already.
             const Reach &r = reach[tile];
             if (r.end)
                 multiply_tile(block.o + d * BLOCK + tile * MR * NR, block.scores + (r.first * BLOCK + tile * MR) * NR,
@@ -159,15 +170,18 @@ static void finish_branch(Block<Score> &block, const vf_mixture &call, int m, in
     float factor[BLOCK], share[BLOCK];
     for (int row = 0; row < block.rows.count; row++) {
         float sum = sum_lanes(block.sum[row]);
+        // A query without keys: output 0 and logsumexp -inf, never 0 / 0.
         call.logsumexp[(at + row) * call.branch_count + m] = sum > 0 ? natural_logsumexp(block.top[row], sum) : -INFINITY;
         factor[row] = sum > 0 ? 1.0f / sum : 0.0f;
         // The backward takes probabilities from these two: from a rounded logsumexp they would not sum to 1.
         if (call.norm) put_norm(call, at + row, m, block.top[row], factor[row]);
         share[row] = call.weights ? factor[row] * call.weights[(at + row) * call.branch_count + m] : factor[row];
     }
+    // The last branch's output is not kept: the backward finds what it needs of it from the sum (mixture_backward.cpp).
     const vf_tensor &own = call.branch_out[m];
     if (m + 1 < call.branch_count && own.data)
         unpack(row_at<T>(own, b, h, first), own.stride[2], block.o, BLOCK, block.rows.count, width, factor, 1.0f);
+    // O itself stays unnormalized: the next branch of the chain goes on from it.
     for (int64_t d = 0; d < width; d += NR)
         for (int row = 0; row < block.rows.count; row++)
             for (int v = 0; v < NV; v++) {
@@ -189,6 +203,7 @@ static void attend(const Score &score, Block<Score> &block, int64_t b, int64_t h
     score.open(block.state, rows, b, h, first);
     memset(block.mix, 0, (size_t)(padded * BLOCK) * sizeof(float));
 
+    // Open is decided for the block, not for a query: a product of a tile costs the same for one query as for all.
     bool open[VF_MAX_BRANCHES];
     find_open(open, call, call.weights ? call.weights + at * call.branch_count : nullptr, count);
     Chains chains = make_chains(call, h, open);
@@ -233,6 +248,8 @@ static int32_t run(const vf_mixture &call) {
         wave_of(pairs, (k_size + v_size + group * hidden_size) * (int64_t)sizeof(float), WAVE_BYTES);
 
     auto lay_out_block = [&](Block<Score> &block, Space &space) {
+        // O and the mixture are padded to whole panels, because tiles are stored whole; the same for Q, which is packed
+        // in panels.
         block.q = space.take<float>(BLOCK * padded), block.o = space.take<float>(BLOCK * padded);
         block.mix = space.take<float>(BLOCK * padded), block.scores = space.take<float>(BLOCK * KEYS);
         score.lay_out_state(block.state, space);
@@ -279,6 +296,8 @@ static int32_t run(const vf_mixture &call) {
         Space space = {(uintptr_t)blocks + block_bytes * (size_t)omp_get_thread_num()};
         lay_out_block(block, space);
         for (int64_t base = 0; base < pairs; base += wave) {
+            // Each of the two loops ends with a barrier: nobody reads keys before they are packed, and nobody packs the
+            // next wave over keys that are still read.
             int64_t here = least(wave, pairs - base);
 #pragma omp for schedule(dynamic)
             for (int64_t task = 0; task < here * key_blocks; task++)

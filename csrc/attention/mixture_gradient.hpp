@@ -13,6 +13,8 @@
 
 namespace VF_TARGET {
 
+// Every set of branches that may be active on a tile together has its own (A, E). Few of them occur, so they are filled
+// in as they come.
 static constexpr int SETS = 1 << VF_MAX_BRANCHES;
 
 struct Gradient {
@@ -32,11 +34,15 @@ static void prepare_set(Gradient &g, int branches, int set, int count) {
         // A branch left out has factor 0, and p = 2^(s - inf) = 0 if there is no other.
         float base = INFINITY, factor = 0, a = 0, e = 0;
         for (int m = 0; m < branches; m++)
+            // The least top: s - base is then largest, but never above 0 for keys that this branch reads, and c_m =
+            // 2^(base - top_m) cannot overflow either.
             if (set >> m & 1 && g.factor[m][row] > 0 && g.top[m][row] < base)
                 base = g.top[m][row], factor = g.factor[m][row];
         for (int m = 0; m < branches; m++) {
             bool active = set >> m & 1 && g.factor[m][row] > 0;
             float c = active ? exp2f(base - g.top[m][row]) * (g.factor[m][row] / factor) : 0.0f;
+            // Overwritten in each round: what stays is that of the last branch, the only one whose weight gradient is
+            // summed up from tiles.
             g.last[set][row] = c;
             a += c * g.weight[m][row];
             e += c * g.offset[m][row];
@@ -62,6 +68,7 @@ static void differentiate_full(Gradient &g, const Rows &rows, int branches, int 
             store(d_at, p * (a * d - e));
             dot += p * d;
         }
+        // sum p dP = dO . O over these keys; p is the base's, and c_last makes it the last branch's.
         if (g.want_weights && set >> (branches - 1) & 1) g.dweight[row] += g.last[set][row] * sum_lanes(dot);
     }
 }
@@ -84,6 +91,8 @@ static void differentiate_mixed(Gradient &g, const Rows &rows, int branches, int
                 a += g.weight[m][row] * p;
                 ds += p * excess;
                 if (m + 1 == branches) dweight += p * d;
+                // The width acts through the weight alone, p = omega e, so its slope takes the weight's place; the
+                // division by the edge waits until the end. On hard branches the slope is 0.
                 dwidth[m] += slope * e * excess;
             }
             store(s_at, a);

@@ -19,6 +19,8 @@ struct Gate {
 
 VF_INLINE Gate sigmoid(Vec logit) {
     Ints positive = logit > 0.0f;
+    // The power of a number that is not positive: at most 1, so nothing overflows whatever the logit, and 1 - s is
+    // found without subtracting from 1.
     Vec power = logit * LOG2E, small = exp2(positive ? -power : power);
     Vec large_side = 1.0f / (1.0f + small), small_side = small * large_side;
     return {positive ? large_side : small_side, positive ? small_side : large_side, small};
@@ -39,10 +41,13 @@ VF_INLINE Vec log2_one_plus(Vec z) {
     return p * z;
 }
 
-// FORM is one of vf_score. The score as a power of 2, from alpha log2(e). A pair below the threshold (logit < cut) gets -inf: it is not read.
+// FORM is one of vf_score. The score as a power of 2, from alpha log2(e). A pair below the threshold (logit < cut) gets
+// -inf: it is not read.
 template <int FORM>
 VF_INLINE Vec rate_pair(Vec alpha, Vec logit, const Gate &gate, float cut) {
     if constexpr (FORM == VF_SCORE_PAIR_PRODUCT) return alpha * gate.open;
+    // log s(l) = min(l, 0) - log(1 + exp(-|l|)): exact at both ends, where the logarithm of a rounded s would be -inf
+    // or 0.
     Vec score = alpha + min(logit, Vec{}) * LOG2E - log2_one_plus(gate.small);
     if constexpr (FORM == VF_SCORE_PAIR_LOG) return score;
     return logit < cut ? splat(-INFINITY) : score;
@@ -53,9 +58,11 @@ template <int FORM>
 VF_INLINE void differentiate_pair(Vec dscore, Vec alpha, const Gate &gate, Vec &dalpha, Vec &dlogit) {
     if constexpr (FORM == VF_SCORE_PAIR_PRODUCT) {
         dalpha = dscore * gate.open;
+        // ds / dl = s (1 - s), and alpha comes times log2(e).
         dlogit = dalpha * (alpha * LN2) * gate.closed;
     } else {
         dalpha = dscore;
+        // d log s / dl = 1 - s. A pair below the threshold has p = 0, so dscore is 0 already.
         dlogit = dscore * gate.closed;
     }
 }
@@ -86,6 +93,7 @@ struct PairGate : DotScore {
 
     PairGate(const vf_mixture &mixture, const vf_mixture_grad *gradient)
         : DotScore(mixture, gradient), units(mixture.pair.units), cut(-INFINITY) {
+        // Pairs are compared by their logits: a sigmoid near 1 is too coarse to tell them apart.
         if (FORM == VF_SCORE_PAIR_THRESHOLD) cut = (float)log(call.pair.threshold / (1.0 - call.pair.threshold));
     }
 
@@ -115,7 +123,8 @@ struct PairGate : DotScore {
                         keep);
     }
 
-    // The gate multiplies alpha, or needs alpha itself for its gradient: products stay plain, scale comes with the gate.
+    // The gate multiplies alpha, or needs alpha itself for its gradient: products stay plain, scale comes with the
+    // gate.
     float q_factor(int64_t) const { return 1.0f; }
     float dq_factor(int64_t) const { return 1.0f; }
     float dk_factor() const { return 1.0f; }
@@ -135,6 +144,7 @@ struct PairGate : DotScore {
     template <bool SAVE>
     void rate(State &state, const Rows &, int64_t h, int row, int count, float *scores, const float *hidden,
               int32_t) const {
+        // Two sizes, both known when compiled: the sums of a group live in registers.
         (count == 1 ? gate_logits<1, SAVE> : gate_logits<GROUP, SAVE>)(
             state.logits, state.a + row * units, hidden, half_output + h * units,
             call.pair.bias ? call.pair.bias[h] : 0.0f, units, state.saved);
@@ -159,6 +169,7 @@ struct PairGate : DotScore {
         memset(state.dw_total, 0, (size_t)(units + 2) * sizeof(double));
     }
     void end_tile(State &state) const {
+        // A tile's sums are short enough for float32; the sum of all tiles is not.
         for (int64_t p = 0; p < units + 2; p++) state.dw_total[p] += sum_lanes(state.dw[p]), state.dw[p] = Vec{};
     }
     void end_block(State &state) const {
@@ -170,6 +181,7 @@ struct PairGate : DotScore {
         for (int row = 0; row < rows.count; row++) {
             if (!end[row / MR]) continue;
             float *to = row_at<float>(grad->grad_pair_a, b, h, first + row);
+            // The factor w / 2 is the same for all keys, so it waits until here.
             for (int64_t p = 0; p < units; p++) to[p] += half[p] * sum_lanes(state.da[row * units + p]);
         }
     }

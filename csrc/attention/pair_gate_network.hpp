@@ -62,12 +62,15 @@ static __attribute__((noinline)) void gate_logits(float *logits, const float *a,
     for (int row = 0; row < ROWS; row++)
         for (int v = 0; v < NV; v++) sum[row][v] = splat(bias);
     for (int64_t p = 0; p < units; p++) {
+        // Units outside: a unit's weight is loaded once for the whole group, whose chains run side by side.
         Vec weight = splat(half_output[p]);
 #pragma GCC unroll 4
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
             for (int v = 0; v < NV; v++) {
                 Vec u = a[row * units + p] + load(b + p * NR + v * LANES), size = absolute(u);
+                // Beyond 6 the polynomial runs away, but E is 1 there: only the argument is clamped, not the factor in
+                // front of it.
                 Vec risen = rise(min(size, splat(6.0f))), hidden = size * risen + u;
                 sum[row][v] += weight * hidden;
                 if (SAVE) {
@@ -106,7 +109,9 @@ static __attribute__((noinline)) void gate_gradient(const float *dlogits, const 
             for (int v = 0; v < NV; v++) {
                 const float *from = saved + (p * 2 * ROWS + row) * NR + v * LANES;
                 Vec u = a[row * units + p] + load(b + p * NR + v * LANES), t = min(absolute(u), splat(6.0f));
+                // Clamped at 6, where t n(t^2) is 7e-8, no more than the rounding of E = 1.
                 Vec slope = t * bell(t * t) + load(from);
+                // Times sign(u), by its sign bit.
                 slope = (Vec)((Ints)slope ^ ((Ints)u & INT32_MIN));
                 along += d[row][v] * slope;
                 column[v] += d[row][v] * slope;

@@ -50,6 +50,7 @@ static int32_t wanted_keys(const Ranking &r, int64_t at, bool *all) {
     if (wanted > r.call.capacity) wanted = r.call.capacity;
     if (wanted > seen) wanted = seen;
     if (wanted < 0) wanted = 0;
+    // Early queries select all they see, and need no scores.
     *all = wanted == 0 || wanted == seen;
     return (int32_t)wanted;
 }
@@ -64,6 +65,7 @@ static void write_selection(const Ranking &r, Candidates &c, int64_t b, int64_t 
     if (all) {
         for (int32_t i = 0; i < wanted; i++) selected[i] = r.start[at] + i;
     } else {
+        // Prunes along the way leave a few too many; the last one is exact.
         prune(c, true);
         count = c.count;
         memcpy(selected, c.key, (size_t)count * sizeof(int32_t));
@@ -86,9 +88,11 @@ static void select(Block &block, const Ranking &r, int64_t b, int64_t h, int64_t
         int64_t at = b * call.queries + begin + row;
         bool all;
         int32_t wanted = wanted_keys(r, at, &all);
+        // A buffer for each query of the block, so that a tile of scores is used up while it is in cache.
         start_candidates(block.row[row], block.ranks + row * room(call.capacity), block.keys + row * room(call.capacity),
                          wanted);
         keep[row] = !all;
+        // An empty range: the query takes part in no tile, and does not widen the range of its block.
         block.first[row] = all ? INT32_MAX : r.start[at];
         block.last[row] = all ? -1 : r.position[at];
         auto &tile = block.tile[row / MR];
@@ -96,9 +100,11 @@ static void select(Block &block, const Ranking &r, int64_t b, int64_t h, int64_t
         tile.most_last = most(tile.most_last, block.last[row]);
         least_first = least(least_first, block.first[row]), most_last = most(most_last, block.last[row]);
     }
+    // Queries as they are: a positive scale that all keys of a query share would change no rank.
     if (most_last >= 0)
         pack(block.q, BLOCK, (const Q *)call.q.data + b * call.q.stride[0] + h * call.q.stride[1] + begin * call.q.stride[2],
              call.q.stride[2], count, width, 1.0f, keep);
+    // Ascending, which is what makes the lower index win among equal scores (candidates.hpp).
     for (int64_t key = most_last < 0 ? 0 : least_first / SCORED * SCORED; key <= most_last; key += SCORED) {
         // Register tiles that no query of the block looks at are left out, as in the tile pass.
         for (int p = 0; p < SCORED_PANELS; p++)
@@ -121,7 +127,9 @@ static int32_t select_in_tiles(const Ranking &r) {
     int64_t width = call.head_width, padded = round_up(width, NR), group = call.heads / call.kv_heads;
     int64_t key_blocks = (r.keys + SCORED - 1) / SCORED, query_blocks = (call.queries + BLOCK - 1) / BLOCK;
     int64_t pairs = call.batch * call.kv_heads, k_size = key_blocks * SCORED * width;
+    // Waves as in the tile pass: as many packed keys at once as a shared cache holds.
     int64_t wave = wave_of(pairs, k_size * (int64_t)sizeof(float), WAVE_BYTES);
+    // With k in the hundreds these buffers are larger than the scores; they must stay in L2 (k = 180: 2 x 180 KB).
     int64_t candidates = BLOCK * room(call.capacity);
     auto lay_out_block = [&](Block &block, Space &space) {
         block.q = space.take<float>(BLOCK * padded), block.scores = space.take<float>(BLOCK * SCORED);
@@ -183,6 +191,7 @@ static int32_t select_for_few(const Ranking &r) {
             buffers = s.take<int32_t>(2 * space * call.threads);
         }))
         return VF_NO_MEMORY;
+    // The queries of a kv head lie together, as float32: they are read again for every key.
     for (int64_t i = 0; i < pairs * rows; i++) {
         int64_t b = i / rows / call.kv_heads, h = i / rows % call.kv_heads * group + i % rows / call.queries;
         const Q *from = (const Q *)call.q.data + b * call.q.stride[0] + h * call.q.stride[1] +
@@ -194,10 +203,14 @@ static int32_t select_for_few(const Ranking &r) {
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < pairs * chunks; task++) {
             int64_t pair = task / chunks, b = pair / call.kv_heads, begin = task % chunks * CHUNK;
+            // A key is read once, for all queries that share it: memory is the limit here.
             const K *k = (const K *)r.k.data + b * r.k.stride[0] + pair % call.kv_heads * r.k.stride[1];
             for (int64_t key = begin; key < begin + CHUNK && key < r.keys; key++) {
+                // A key that no query sees may be NaN. Its score stays unset, and is in no query's range.
                 if (!r.visible[b * r.keys + key]) continue;
                 for (int64_t row = pair * rows; row < (pair + 1) * rows; row++)
+                    // Scores of all keys exist here, but for at most 16 queries of a kv head: a row of them is as long
+                    // as the cache.
                     scores[row * padded + key] = dot(q + row * width, k + key * r.k.stride[2], width);
             }
         }
@@ -210,6 +223,7 @@ static int32_t select_for_few(const Ranking &r) {
             int32_t *own = buffers + 2 * space * omp_get_thread_num();
             start_candidates(c, own, own + space, wanted_keys(r, at, &all));
             if (!all)
+                // One scan over the whole row: a stretch of NR scores after the other, as if it were a line of panels.
                 offer(c, scores + i * padded, NR, (int)(padded / NR), 0, r.start[at], r.position[at]);
             write_selection(r, c, b, h, t);
         }
@@ -231,6 +245,8 @@ static int32_t select_from(const vf_select &call, const vf_tensor &k, int64_t ke
         mark_visible(visible + b * keys, change, position + b * call.queries, start + b * call.queries, call.queries,
                      keys);
     Ranking ranking = {call, k, keys, position, start, visible};
+    // Both ways sum in another order, so they may rank keys of nearly equal scores differently; which one runs depends
+    // on the sizes alone.
     bool few = call.heads / call.kv_heads * call.queries <= FEW_ROWS;
     return few ? select_for_few<Q, K>(ranking) : select_in_tiles<Q, K>(ranking);
 }
@@ -241,11 +257,13 @@ static bool find_blocks(const vf_select &call, int64_t b, int64_t rows, int32_t 
     for (int64_t row = 0; row < rows; row++) first[row] = -1;
     for (int64_t t = 0; t < call.queries; t++) {
         int32_t position = call.position[b * call.queries + t], start = call.start[b * call.queries + t];
+        // A document is known by its start; its blocks reach as far as the last of its queries.
         if (start <= position) farthest[start] = most(farthest[start], position);
     }
     for (int32_t start = 0; start < call.keys; start++) {
         BlockRange range = earlier_blocks(farthest[start], start, call.block);
         for (int32_t row = range.first; row < range.end; row++) {
+            // Two documents would share a mean: their keys overlap, which the layout does not allow.
             if (first[row] >= 0) return false;
             first[row] = start + (row - range.first) * call.block;
         }
@@ -258,7 +276,7 @@ static int32_t select_blocks(const vf_select &call) {
     int64_t rows = (call.keys + call.block - 1) / call.block, width = call.head_width, pairs = call.batch * call.kv_heads;
     bool given = call.pooled.data != nullptr;
     vf_tensor pooled = call.pooled;
-    int32_t *position, *start, *first, *farthest;
+    int32_t *position, *start, *first = nullptr, *farthest = nullptr;
     Scratch scratch;
     if (!scratch.lay_out([&](Space &space) {
             position = space.take<int32_t>(call.batch * call.queries);
@@ -272,6 +290,8 @@ static int32_t select_blocks(const vf_select &call) {
         BlockRange range = earlier_blocks(call.position[at], call.start[at], call.block);
         start[at] = range.first, position[at] = range.end - 1;
     }
+    // A cache keeps its means as keys arrive; without one they are made here, in the same order of additions
+    // (pooled.hpp).
     if (!given) {
         for (int64_t b = 0; b < call.batch; b++)
             if (!find_blocks(call, b, rows, first + b * rows, farthest)) return VF_BAD_SELECTION;
@@ -279,6 +299,7 @@ static int32_t select_blocks(const vf_select &call) {
         for (int64_t task = 0; task < pairs * rows; task++) {
             int64_t b = task / rows / call.kv_heads, g = task / rows % call.kv_heads;
             int32_t from = first[b * rows + task % rows];
+            // A row that no query may select is never read, so its mean may stay unset.
             if (from < 0) continue;
             const T *k = (const T *)call.k.data + b * call.k.stride[0] + g * call.k.stride[1] + from * call.k.stride[2];
             for (int32_t j = 0; j < call.block; j++)

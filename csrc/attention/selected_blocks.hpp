@@ -27,9 +27,11 @@ VF_INLINE void read_readers(Readers &r, const BlockIndex &x, const vf_selected &
     r.count = least(BLOCK, end - from);
     r.tiles = (r.count + MR - 1) / MR;
     for (int i = 0; i < r.count; i++) {
+        // Readers of one tile may be queries of several heads: they share the keys, and that is all a product needs.
         int32_t reader = x.reader[from + i];
         r.query[i] = (int32_t)(reader / x.group);
         r.head[i] = (int32_t)(g * x.group + reader % x.group);
+        // Selected blocks end before the query's own, so only there does causality cut a block.
         int32_t distance = call.position[b * call.queries + r.query[i]] - key;
         r.own[i] = distance < call.block;
         r.valid[i] = least(call.block, distance + 1);
@@ -67,6 +69,7 @@ VF_INLINE void mix_rows(float *to, const float *scores, const float *rows, int t
 // neighbours in a line start apart and rarely wait; few, so that the rows of their queries stay in cache.
 template <typename Own>
 VF_INLINE void take_tasks(const BlockIndex &x, const vf_selected &call, int64_t *next, int64_t *passed, Own own) {
+    // Twice as many lines as threads: while one task of a line runs, there is another line to begin with.
     int64_t pairs = call.batch * call.kv_heads, last_step = call.queries / STEP, wide = least(pairs, 2 * call.threads);
     for (;;) {
         int64_t task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
@@ -76,6 +79,8 @@ VF_INLINE void take_tasks(const BlockIndex &x, const vf_selected &call, int64_t 
         int64_t *mine = passed + pair * x.most_blocks + number;
         Turn turn = {number ? mine - 1 : nullptr, mine};
         own(pair / call.kv_heads, pair % call.kv_heads, number, turn);
+        // Tasks without readers, or past the last block of their row, take their turn as well: the next one waits for
+        // this one, and through it for all before.
         turn.wait(last_step);
         turn.pass(last_step);
     }

@@ -29,16 +29,17 @@ struct Plan {
 static void differentiate(const Plan &plan, Work &w, int64_t b, int64_t padded_keys) {
     const vf_selected &f = plan.call.forward;
     for (int row = 0; row < w.readers.count; row++) {
+        // Readers of a tile belong to several heads: weight, offset and norm are looked up for each.
         int64_t query = (b * f.heads + w.readers.head[row]) * f.queries + w.readers.query[row];
         float weight = f.weights ? f.weights[query] : 1.0f, offset = plan.offset[query];
-        Base2 base = to_base2(f.logsumexp[query]);
+        const float top = f.norm[2 * query], factor = f.norm[2 * query + 1];
         const int32_t valid = w.readers.valid[row];
         Vec dweight = {};
         for (int64_t key = 0; key < padded_keys; key += LANES) {
             int64_t at = row * NR + key / NR * BLOCK * NR + key % NR;
-            Vec x = load(w.scores + at) - base.lse, dp = load(w.dp + at);
+            Vec x = load(w.scores + at) - top, dp = load(w.dp + at);
             if (key + LANES > valid) x = (lanes() + (int32_t)key) < valid ? x : splat(-INFINITY);
-            Vec p = exp2(x) * base.mend;
+            Vec p = exp2(x) * factor;
             dweight += p * dp;
             store(w.scores + at, p * weight);
             store(w.dp + at, p * (weight * dp - offset));
@@ -54,6 +55,7 @@ static void add_to_queries(const Plan &plan, Work &w, int64_t b) {
         int64_t h = w.readers.head[row], t = w.readers.query[row], query = (b * f.heads + h) * f.queries + t;
         float *to = row_at<float>(plan.call.grad_q, b, h, t);
         const float *dq = w.dq + row * NR;
+        // dQ is the caller's memory and may hold NaN: the first to come stores, all others add.
         bool first = !plan.begun[query];
         plan.begun[query] = 1;
         float scale = f.scale[h];
@@ -73,6 +75,7 @@ static void add_transposed(float *to, const float *left, const float *right, int
                            int64_t width) {
     for (int64_t d = 0; d < width; d += NR)
         for (int64_t key = 0; key < padded_keys; key += TR)
+            // Only over the readers that are there: rows past them hold what an earlier tile left.
             multiply_tile_transposed(to + d * padded_keys + key * NR, left + key / NR * BLOCK * NR + key % NR,
                                      right + d * BLOCK, count, true);
 }
@@ -94,8 +97,10 @@ static void own_block_of_keys(const Plan &plan, Work &w, int64_t b, int64_t g, i
     int64_t rows = least(f.block, first[1] - key);
     const uint8_t *keep = x.visible + b * f.keys + key;
     const T *k = row_at<T>(f.k, b, g, key), *v = row_at<T>(f.v, b, g, key);
+    // Without readers the gradients are 0, and must still be written.
     bool any = begin[0] < begin[1];
     if (any) {
+        // K in both forms: dQ sums over keys, the scores over the width.
         pack(w.k, padded_keys, k, f.k.stride[2], rows, width, 1.0f, keep);
         pack_transposed(w.k_transposed, padded_keys, k, f.k.stride[2], rows, width, keep);
         pack_transposed(w.v_transposed, padded_keys, v, f.v.stride[2], rows, width, keep);
@@ -114,6 +119,8 @@ static void own_block_of_keys(const Plan &plan, Work &w, int64_t b, int64_t g, i
         score_readers(w.scores, w.q, w.k_transposed, r.tiles, padded_keys, width);
         score_readers(w.dp, w.dout, w.v_transposed, r.tiles, padded_keys, width);
         differentiate(plan, w, b, padded_keys);
+        // dK and dV stay with the task that owns the block; only dQ, whose rows other blocks add to as well, waits for
+        // its turn.
         add_transposed(w.dv, w.scores, w.dout, r.count, padded_keys, width);
         add_transposed(w.dk, w.dp, w.q, r.count, padded_keys, width);
         mix_rows(w.dq, w.dp, w.k, r.tiles, padded_keys, width);
@@ -175,6 +182,7 @@ static int32_t run(const vf_selected_grad &call) {
         for (int64_t i = 0; i < rows; i++) {
             int64_t b = i / f.queries / f.heads, h = i / f.queries % f.heads, t = i % f.queries;
             if (f.start[b * f.queries + t] > f.position[b * f.queries + t]) {
+                // No block has this query as a reader, so nobody else writes its gradient.
                 memset(row_at<float>(call.grad_q, b, h, t), 0, (size_t)width * sizeof(float));
                 if (call.grad_weights) call.grad_weights[i] = 0;
                 continue;

@@ -38,9 +38,11 @@ static void exponentiate(Work &w, int64_t padded_keys) {
         for (int64_t key = 0; key < padded_keys; key += LANES) {
             float *at = scores + key / NR * BLOCK * NR + key % NR;
             Vec x = load(at);
+            // Only the vectors that the end of the readable keys runs through, or that lie after it, pay for a mask.
             if (key + LANES > valid) store(at, x = (lanes() + (int32_t)key) < valid ? x : nothing);
             best = max(best, x);
         }
+        // A reader sees the block's first key at least, so the maximum is finite.
         Vec top = splat(w.top[row] = max_lanes(best)), sum = {};
         for (int64_t key = 0; key < padded_keys; key += LANES) {
             float *at = scores + key / NR * BLOCK * NR + key % NR;
@@ -61,6 +63,7 @@ static void merge(const vf_selected &call, State &state, Work &w, int64_t b) {
         // First, nothing may be read of o: it is the caller's memory and may hold NaN.
         float before = state.top[query], top = before > w.top[row] ? before : w.top[row];
         bool first = before == -INFINITY;
+        // Both at most 1: nothing overflows, whichever maximum is the larger.
         float old = first ? 0.0f : exp2(splat(before - top))[0], now = exp2(splat(w.top[row] - top))[0];
         float sum = (first ? 0.0f : state.sum[query] * old) + w.sum[row] * now;
         state.top[query] = top, state.sum[query] = sum;
@@ -78,6 +81,7 @@ static void merge(const vf_selected &call, State &state, Work &w, int64_t b) {
         // Blocks come in order, so the query's own is its last: what it has is complete, and leaves in one go.
         if (w.readers.own[row]) {
             call.logsumexp[query] = natural_logsumexp(top, sum);
+            put_norm(call, query, top, 1.0f / sum);
             float factor = (call.weights ? call.weights[query] : 1.0f) / sum;
             T *out = row_at<T>(call.out, b, h, t);
             for (; d + LANES <= width; d += LANES) store(out + d, factor * joined(d));
@@ -94,10 +98,12 @@ static void own_block_of_keys(const BlockIndex &x, const vf_selected &call, Stat
                               int64_t number, const Turn &turn) {
     const int64_t *begin = x.begin + (b * call.kv_heads + g) * (x.most_blocks + 1) + number;
     int64_t width = call.head_width, padded_keys = round_up(call.block, NR);
+    // Blocks that some other kv head reads are numbered for all of them.
     if (begin[0] == begin[1]) return;
     int32_t key = x.first[b * (call.keys + 1) + number];
     int64_t rows = least(call.block, call.keys - key);
     const uint8_t *keep = x.visible + b * call.keys + key;
+    // Packed once for all readers of the block: that is what turning the selection round is for.
     pack_transposed(w.k_transposed, padded_keys, (const T *)row_at<T>(call.k, b, g, key), call.k.stride[2], rows, width,
                     keep);
     pack(w.v, padded_keys, (const T *)row_at<T>(call.v, b, g, key), call.v.stride[2], rows, width, 1.0f, keep);
@@ -105,11 +111,14 @@ static void own_block_of_keys(const BlockIndex &x, const vf_selected &call, Stat
         Readers &r = w.readers;
         read_readers(r, x, call, b, g, key, from, begin[1]);
         for (int row = 0; row < r.count; row++)
+            // Queries come from anywhere in the text, row by row; a product needs them side by side.
             pack_row(w.q, row, (const T *)row_at<T>(call.q, b, r.head[row], r.query[row]), width,
                      call.scale[r.head[row]] * LOG2E);
         score_readers(w.scores, w.q, w.k_transposed, r.tiles, padded_keys, width);
         exponentiate(w, padded_keys);
+        // All that is long is done before the turn; what is left is a few passes over rows.
         mix_rows(w.part, w.scores, w.v, r.tiles, padded_keys, width);
+        // Merging in the order of blocks keeps every sum the same on any number of threads, and the own block last.
         wait_for(turn, r);
         merge<T>(call, state, w, b);
         pass_on(turn, r, x, from + BLOCK, begin[1]);
@@ -159,9 +168,12 @@ static int32_t run(const vf_selected &call) {
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < rows; i++) {
             int64_t b = i / call.queries / call.heads, h = i / call.queries % call.heads, t = i % call.queries;
+            // -inf says that o holds nothing of ours yet; it is never read before it is written, so it needs no
+            // clearing.
             state.top[i] = -INFINITY;
             if (call.start[b * call.queries + t] <= call.position[b * call.queries + t]) continue;
             call.logsumexp[i] = -INFINITY;
+            put_norm(call, i, INFINITY, 0.0f);
             memset(row_at<T>(call.out, b, h, t), 0, (size_t)width * sizeof(T));
         }
         take_tasks(index, call, &state.next, state.passed, [&](int64_t b, int64_t g, int64_t number, const Turn &turn) {

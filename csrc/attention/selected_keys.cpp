@@ -48,13 +48,16 @@ static void attend(const vf_selected &call, Work &w, int64_t b, int64_t h, int64
     if (count <= 0) {
         memset(out, 0, (size_t)width * sizeof(T));
         call.logsumexp[query] = -INFINITY;
+        put_norm(call, query, INFINITY, 0.0f);
         return;
     }
+    // The query as float32, scaled once: it meets every selected key.
     read_row(w.q, row_at<T>(call.q, b, h, t), width, call.scale[h] * LOG2E);
     dot_rows(w.scores, w.q, row_at<T>(call.k, b, g, 0), call.k.stride[2], w.list, count, width);
     // The last vector is filled up with keys that count nothing.
     for (int i = count; i % LANES; i++) w.scores[i] = -INFINITY;
     Vec best = splat(-INFINITY), sum = {};
+    // All scores of a query are at hand, so one maximum serves: nothing is rescaled.
     for (int i = 0; i < count; i += LANES) best = max(best, load(w.scores + i));
     float top = max_lanes(best);
     for (int i = 0; i < count; i += LANES) {
@@ -63,7 +66,9 @@ static void attend(const vf_selected &call, Work &w, int64_t b, int64_t h, int64
         sum += p;
     }
     float total = sum_lanes(sum);
+    // The division by the sum waits until the values are mixed: once for each output, not for each key.
     call.logsumexp[query] = natural_logsumexp(top, total);
+    put_norm(call, query, top, 1.0f / total);
     combine_rows(w.sum, w.scores, row_at<T>(call.v, b, g, 0), call.v.stride[2], w.list, count, width);
     float factor = (call.weights ? call.weights[query] : 1.0f) / total;
     for (int64_t d = 0; d < width; d++) put(out + d, w.sum[d] * factor);
@@ -77,6 +82,8 @@ static int32_t run_forward(const vf_selected &call) {
     Scratch scratch;
     if (!scratch.lay_out([&](Space &space) { works = space.take<char>((int64_t)bytes * call.threads); }))
         return VF_NO_MEMORY;
+    // A thread cannot leave the parallel region: a bad list is remembered, its query gets 0, and the status says so at
+    // the end.
     int32_t status = VF_OK;
 #pragma omp parallel num_threads(call.threads)
     {
@@ -85,6 +92,7 @@ static int32_t run_forward(const vf_selected &call) {
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < heads * tasks_a_head; task++) {
             int64_t head = task / tasks_a_head, first = task % tasks_a_head * QUERIES;
+            // Neighbours in the text: keys that both select are still in cache for the second.
             for (int64_t t = first; t < first + QUERIES && t < call.queries; t++)
                 attend<T>(call, work, head / call.heads, head % call.heads, t, &status);
         }
@@ -114,13 +122,14 @@ static void differentiate(const vf_selected_grad &call, Work &w, int64_t b, int6
     float weight = f.weights ? f.weights[query] : 1.0f;
     read_row(w.q, row_at<T>(f.q, b, h, t), width, f.scale[h] * LOG2E);
     read_row(w.dout, row_at<T>(call.grad_out, b, h, t), width, 1.0f);
+    // The scores again, instead of keeping [B, H, T, k] numbers between the passes of a whole model.
     dot_rows(w.scores, w.q, k, f.k.stride[2], w.list, count, width);
     dot_rows(w.dp, w.dout, v, f.v.stride[2], w.list, count, width);
     for (int i = count; i % LANES; i++) w.scores[i] = -INFINITY, w.dp[i] = 0;
-    Base2 base = to_base2(f.logsumexp[query]);
+    const float top = f.norm[2 * query], factor = f.norm[2 * query + 1];
     Vec sum = {};
     for (int i = 0; i < count; i += LANES) {
-        Vec p = exp2(load(w.scores + i) - base.lse) * base.mend;
+        Vec p = exp2(load(w.scores + i) - top) * factor;
         store(w.scores + i, p);
         sum += p * load(w.dp + i);
     }
@@ -141,6 +150,7 @@ static void differentiate(const vf_selected_grad &call, Work &w, int64_t b, int6
 
 // How many entries of a selection are below `key`; -1, which ends a selection, counts as the greatest.
 static int count_below(const int32_t *selected, int64_t capacity, uint32_t key) {
+    // As unsigned numbers the -1 at the end are above every key: a list that ends early is searched like a full one.
     int64_t low = 0, high = capacity;
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -158,14 +168,18 @@ static void own_keys(const vf_selected_grad &call, Work &w, float *dk, int64_t b
                      const float *ds) {
     const vf_selected &f = call.forward;
     int64_t width = f.head_width, group = f.heads / f.kv_heads, count = least(OWNED, f.keys - first), row = f.capacity + 1;
+    // In float32 whatever the type of the gradients: many small terms would be lost in bfloat16.
     float *dv = dk + OWNED * width;
+    // Owned by one task: no two threads add to the same key, without locks or turns.
     memset(dk, 0, (size_t)(2 * OWNED * width) * sizeof(float));
     for (int64_t t = 0; t < f.queries; t++) {
         int32_t position = f.position[b * f.queries + t], start = f.start[b * f.queries + t];
+        // The query cannot see any of these keys: no list is opened.
         if (position < first || start >= first + count || start > position) continue;
         for (int64_t i = 0; i < group; i++) {
             int64_t h = g * group + i, at = (i * f.queries + t) * row;
             const int32_t *selected = selection_of(f, b, h, t);
+            // Lists ascend, so the entries of these keys are one stretch, found in log2(capacity) looks.
             int from = count_below(selected, f.capacity, (uint32_t)first);
             int to = count_below(selected + from, f.capacity - from, (uint32_t)(first + count)) + from;
             // The query's own key comes last, if it is not the last of the selection already.
@@ -192,6 +206,7 @@ static int32_t run_backward(const vf_selected_grad &call) {
     int64_t group = f.heads / f.kv_heads, pairs = f.batch * f.kv_heads, width = f.head_width;
     int64_t query_tasks = (f.queries + QUERIES - 1) / QUERIES, key_tasks = (f.keys + OWNED - 1) / OWNED;
     int64_t entries = group * f.queries * (f.capacity + 1);
+    // The second pass follows the first closely, so that it finds these numbers in cache.
     int64_t wave = wave_of(pairs, entries * 2 * (int64_t)sizeof(float) + 1, LIST_BYTES);
     size_t bytes = measure([&](Space &space) { space.take<float>(2 * OWNED * width), make_work(f, space); });
     float *a, *ds;
@@ -223,6 +238,7 @@ static int32_t run_backward(const vf_selected_grad &call) {
             if (__atomic_load_n(&status, __ATOMIC_RELAXED)) break;
 #pragma omp for schedule(dynamic)
             for (int64_t task = 0; task < here * key_tasks; task++) {
+                // Early keys are read by the most queries, so they come first, of every kv head: threads end together.
                 int64_t pair = base + task % here, first = task / here * OWNED;
                 own_keys<T>(call, work, dk, pair / f.kv_heads, pair % f.kv_heads, first, a + task % here * entries,
                             ds + task % here * entries);

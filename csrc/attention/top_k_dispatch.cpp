@@ -1,4 +1,6 @@
 // Checks the arguments of the top-k kernels and calls those of a target.
+#include <stdlib.h>
+
 #include "kernels.hpp"
 
 namespace {
@@ -9,7 +11,7 @@ int32_t check_shape(int64_t batch, int64_t heads, int64_t kv_heads, int64_t quer
                     int32_t dtype, int32_t threads) {
     if (!is_size(batch) || !is_size(heads) || !is_size(kv_heads) || !is_size(queries) || !is_size(keys))
         return VF_BAD_SIZE;
-    if (width < 1 || width > 4096 || threads < 1) return VF_BAD_SIZE;
+    if (width < 1 || width > VF_MAX_WIDTH || threads < 1) return VF_BAD_SIZE;
     if (heads < 1 || kv_heads < 1 || heads % kv_heads) return VF_BAD_SIZE;
     // Readers of a block are numbered query * (heads / kv_heads) + head in int32.
     if (!is_size(heads / kv_heads * queries)) return VF_BAD_SIZE;
@@ -38,7 +40,7 @@ int32_t check(const vf_selected &c) {
         return status;
     if (!is_size(c.capacity) || c.block < 0 || c.index_heads < 1 || c.heads % c.index_heads) return VF_BAD_SIZE;
     if (c.batch * c.queries == 0) return VF_OK;
-    if (!c.q.data || !c.scale || !c.position || !c.start || !c.logsumexp) return VF_BAD_POINTER;
+    if (!c.q.data || !c.scale || !c.position || !c.start) return VF_BAD_POINTER;
     if ((c.capacity && !c.selected) || (c.keys && (!c.k.data || !c.v.data))) return VF_BAD_POINTER;
     return check_positions(c.position, c.start, c.batch * c.queries, c.keys);
 }
@@ -52,6 +54,36 @@ int32_t worthwhile(int32_t threads, double products) {
 
 double products(const vf_selected &c) {
     return (double)(c.batch * c.heads * c.queries) * (double)((c.capacity + 1) * (c.block ? c.block : 1) * c.head_width);
+}
+
+// Queries that share keys, up to which blocks are read key by key: packing a block for a matrix product takes longer
+// than a product of so few rows.
+constexpr int64_t FEW_ROWS = 4;
+
+// The keys of a query's selected blocks and of its own block, ascending; -1 beyond the last.
+void list_keys(int32_t *keys, int64_t room, const int32_t *blocks, const vf_selected &c, int32_t position, int32_t start) {
+    int64_t count = 0;
+    if (start <= position) {
+        for (int64_t i = 0; i < c.capacity && blocks[i] >= 0; i++)
+            for (int32_t j = 0; j < c.block; j++) keys[count++] = blocks[i] + j;
+        for (int32_t j = position - (position - start) % c.block; j <= position; j++) keys[count++] = j;
+    }
+    for (; count < room; count++) keys[count] = -1;
+}
+
+// Attention over blocks as attention over their keys.
+int32_t attend_listed_blocks(const vf_kernels &kernels, vf_selected c) {
+    int64_t room = (c.capacity + 1) * c.block, rows = c.batch * c.index_heads * c.queries;
+    int32_t *listed = (int32_t *)malloc((size_t)(rows * room) * sizeof(int32_t));
+    if (!listed) return VF_NO_MEMORY;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t at = row / (c.index_heads * c.queries) * c.queries + row % c.queries;
+        list_keys(listed + row * room, room, c.selected + row * c.capacity, c, c.position[at], c.start[at]);
+    }
+    c.selected = listed, c.capacity = room, c.block = 0;
+    int32_t status = kernels.selected_keys_forward(c);
+    free(listed);
+    return status;
 }
 
 }  // namespace
@@ -94,9 +126,10 @@ int32_t vf_attend_selected(int32_t target, const vf_selected *call) {
     if (!call) return VF_BAD_POINTER;
     if (int32_t status = check(*call)) return status;
     if (call->batch * call->queries == 0) return VF_OK;
-    if (!call->out.data) return VF_BAD_POINTER;
+    if (!call->out.data || !call->logsumexp) return VF_BAD_POINTER;
     vf_selected c = *call;
     c.threads = worthwhile(c.threads, products(c));
+    if (c.block && c.queries * (c.heads / c.kv_heads) <= FEW_ROWS) return attend_listed_blocks(*kernels, c);
     return c.block ? kernels->selected_blocks_forward(c) : kernels->selected_keys_forward(c);
 }
 
@@ -107,7 +140,7 @@ int32_t vf_attend_selected_backward(int32_t target, const vf_selected_grad *call
     const vf_selected &c = call->forward;
     if (int32_t status = check(c)) return status;
     if (c.batch * c.keys > 0 && (!call->grad_k.data || !call->grad_v.data)) return VF_BAD_POINTER;
-    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data || (c.block && !call->delta)))
+    if (c.batch * c.queries > 0 && (!call->grad_out.data || !call->grad_q.data || !c.norm || (c.block && !call->delta)))
         return VF_BAD_POINTER;
     vf_selected_grad limited = *call;
     limited.forward.threads = worthwhile(c.threads, products(c));

@@ -36,8 +36,11 @@ VF_INLINE void step(Vec (&sum)[ROWS][NV], const float *a, const float *b) {
 
 // c[MR, NR] (+)= a[MR, depth] b[depth, NR].  `a` points at its first row in its first panel, panels `a_panel` floats
 // apart; `b` and `c` are rows of NR floats.
+// Not inlined: in a larger function the compiler may run out of registers for the sums, and a spill in this loop costs
+// more than any call.
 static __attribute__((noinline, unused)) void multiply_tile(float *c, const float *a, int64_t a_panel, const float *b,
                                                     int64_t depth, bool accumulate) {
+    // The columns of `a` are the depth, and lie in panels as well: NR steps within one, then on to the next.
     Vec sum[MR][NV] = {};
     for (; depth >= NR; depth -= NR, a += a_panel)
 #pragma GCC unroll 2

@@ -17,15 +17,18 @@ VF_INLINE int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * t
 template <typename T>
 static void pack(float *panels, int64_t padded_rows, const T *source, int64_t row_stride, int64_t rows,
                  int64_t columns, float scale, const uint8_t *keep) {
+    // NR is a multiple of LANES, so a vector never straddles two panels.
     int64_t whole = columns / LANES * LANES, padded = round_up(columns, NR);
     for (int64_t row = 0; row < padded_rows; row++) {
         float *to = panels + row * NR;
         const T *from = source + row * row_stride;
+        // A row that is not kept may hold NaN or infinity: it must not even be multiplied by 0.
         bool zero = row >= rows || (keep && !keep[row]);
         int64_t column = 0;
         if (!zero)
             for (; column < whole; column += LANES)
                 store(to + column / NR * padded_rows * NR + column % NR, load(from + column) * scale);
+        // The columns up to the end of the panel are multiplied like all others: what they hold would reach the result.
         for (; column < padded; column++)
             to[column / NR * padded_rows * NR + column % NR] =
                 zero || column >= columns ? 0.0f : to_float(from[column]) * scale;
@@ -56,6 +59,8 @@ VF_INLINE void transpose(Vec *row) {
 template <typename T>
 static void pack_transposed(float *panels, int64_t padded_rows, const T *source, int64_t row_stride, int64_t rows,
                             int64_t columns, const uint8_t *keep) {
+    // Here the columns are the depth of a product, which may be any number; the rows are padded instead, to whole
+    // panels.
     for (int64_t row = 0; row < padded_rows; row += LANES) {
         float *to = panels + row / NR * columns * NR + row % NR;
         int64_t column = 0;
@@ -82,6 +87,7 @@ static void unpack(T *target, int64_t row_stride, const float *panels, int64_t p
                    int64_t columns, const float *factor, float scale, bool add = false) {
     int64_t whole = columns / LANES * LANES;
     for (int64_t row = 0; row < rows; row++) {
+        // By rows, not by panels: the tensor is written from front to back, and the panels lie in cache.
         const float *from = panels + row * NR;
         T *to = target + row * row_stride;
         float by = factor ? factor[row] * scale : scale;

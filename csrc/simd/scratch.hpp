@@ -11,6 +11,7 @@
 namespace VF_TARGET {
 
 struct Space {
+    // An integer, because a Space also measures: then it starts at 0, and arithmetic on a null pointer is undefined.
     uintptr_t base = 0;
     size_t used = 0;
 
@@ -31,19 +32,30 @@ VF_INLINE size_t measure(LayOut lay_out) {
     return space.used;
 }
 
+// One small piece is kept for the next call. Fresh memory costs a page fault for every 4 KB, and a decoded token makes
+// one such call for each layer: the faults would take as long as its attention. Calls that overlap find none and
+// allocate.
+constexpr size_t KEPT_BYTES = 2 << 20;
+inline char *kept_piece = nullptr;
+
 struct Scratch {
     char *base = nullptr;
+    bool small = false;
 
     Scratch() = default;
     Scratch(const Scratch &) = delete;
     Scratch &operator=(const Scratch &) = delete;
-    ~Scratch() { free(base); }
+    ~Scratch() { free(small ? __atomic_exchange_n(&kept_piece, base, __ATOMIC_ACQ_REL) : base); }
 
     // False if there is no memory. Pages, so that no two calls share one.
     template <typename LayOut>
     bool lay_out(LayOut lay_out) {
+        // aligned_alloc wants a multiple of the alignment, and for 0 bytes it may return null, which is no failure
+        // here.
         size_t bytes = (measure(lay_out) + 4095) / 4096 * 4096;
-        base = bytes ? (char *)aligned_alloc(4096, bytes) : nullptr;
+        small = bytes && bytes <= KEPT_BYTES;
+        if (small) bytes = KEPT_BYTES, base = __atomic_exchange_n(&kept_piece, (char *)nullptr, __ATOMIC_ACQ_REL);
+        if (bytes && !base) base = (char *)aligned_alloc(4096, bytes);
         if (bytes && !base) return false;
         Space space = {(uintptr_t)base};
         lay_out(space);

@@ -17,6 +17,8 @@ struct Turn {
 
     // Returns once every earlier task is past `step`.
     void wait(int64_t step) const {
+        // Acquire here and release below: whatever the earlier task added to the rows is seen before anything is added
+        // to them.
         if (!before) return;
         for (int spins = 0; __atomic_load_n(before, __ATOMIC_ACQUIRE) <= step; spins++)
             // The other thread may need this very core.

@@ -39,12 +39,14 @@ typedef uint16_t LooseHalves __attribute__((vector_size(LANES * 2), aligned(2), 
 
 VF_INLINE Vec load(const float *from) { return *(const LooseVec *)from; }
 VF_INLINE void store(float *to, Vec x) { *(LooseVec *)to = x; }
+// x - 0 is x, also for -0 and NaN, so the compiler drops the subtraction; x + 0 would turn -0 into +0.
 VF_INLINE Vec splat(float x) { return x - Vec{}; }
 VF_INLINE Ints splat(int32_t x) { return x - Ints{}; }
 // As the instructions have it: b where either is NaN.
 VF_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 VF_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 
+// The tail of a row is done by scalars: it must not round otherwise than the same numbers would in a vector.
 // a * b + c of scalars, rounded as the target rounds it in vectors.
 VF_INLINE float multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -65,6 +67,7 @@ VF_INLINE Ints lanes() {
 template <int GAP>
 VF_INLINE Vec swap_lanes(Vec x) {
 #if defined(__clang__)
+    // clang has no __builtin_shuffle; it turns this loop into the same single permutation.
     Vec y;
     for (int lane = 0; lane < LANES; lane++) y[lane] = x[lane ^ GAP];
     return y;
@@ -130,9 +133,11 @@ VF_INLINE float from_bfloat16(uint16_t x) {
 VF_INLINE uint16_t to_bfloat16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
+    // Rounding adds to the bits, and the carry of a NaN's mantissa could run through the exponent into the sign.
     if (x != x) return 0x7fc0;
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+// Widening only shifts the bits to the top of 32, so subnormals and NaN come through as they are.
 VF_INLINE Vec load(const uint16_t *from) {
     Bits wide = __builtin_convertvector(*(const LooseHalves *)from, Bits);
     return (Vec)(wide << 16);
@@ -143,6 +148,7 @@ VF_INLINE void put(float *to, float x) { *to = x; }
 VF_INLINE void put(uint16_t *to, float x) { *to = to_bfloat16(x); }
 VF_INLINE void store(uint16_t *to, Vec x) {
     Bits bits = (Bits)x;
+    // Half of the last kept place, less one where that place is even, so that a tie goes to the even neighbour.
     Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     Ints quiet = x != x ? splat((int32_t)0x7fc0) : (Ints)rounded;
     *(LooseHalves *)to = __builtin_convertvector(quiet, Halves);

@@ -14,6 +14,7 @@ static float highest(const float *row, int64_t classes) {
     for (; at + LANES <= classes; at += LANES) {
         Vec x = load(row + at);
         most = max(most, x);
+        // max() forgets a NaN at the next entry, so NaN is looked for by itself.
         strange |= x != x;
     }
     float found = max_lanes(most);
@@ -52,7 +53,10 @@ int32_t cross_entropy(const vf_cross_entropy &c) {
             c.losses[i] = NAN, c.shares[i] = NAN;
             continue;
         }
+        // The label's logit is read before exponentials overwrite it.
         float target = row[c.labels[i]], sum = exponentials(row, c.classes, most);
+        // In double, so that the loss is rounded once. The share makes the exponentials probabilities, for the
+        // gradient.
         c.losses[i] = (float)(log((double)sum) + ((double)most - (double)target));
         c.shares[i] = 1.0f / sum;
     }

@@ -31,6 +31,7 @@ bool restorable(const vf_norm &c) {
     for (int64_t row = 0; row < c.angles; row++) {
         const float *cosines = c.cosines + row * c.width, *sines = c.sines + row * c.width;
         size_t bytes = half * sizeof(float);
+        // The inverse turns both halves by one angle, so their tables must be the same to the last bit.
         if (memcmp(cosines, cosines + half, bytes) || memcmp(sines, sines + half, bytes)) return false;
     }
     return true;
@@ -94,6 +95,7 @@ int32_t vf_cross_entropy_of_rows(int32_t target, const vf_cross_entropy *call) {
     if (!call) return VF_BAD_POINTER;
     if (call->rows < 0 || call->classes < 1 || call->threads < 1) return VF_BAD_SIZE;
     if (call->rows && (!call->logits || !call->labels || !call->losses || !call->shares)) return VF_BAD_POINTER;
+    // Kernels take labels as indices, so a wrong one must not get that far.
     for (int64_t row = 0; row < call->rows; row++)
         if (call->labels[row] < 0 || call->labels[row] >= call->classes) return VF_BAD_LABEL;
     return kernels->cross_entropy(*call);

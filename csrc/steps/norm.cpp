@@ -22,6 +22,7 @@ static float inverse_root(const float *x, const vf_norm &c) {
 }
 
 // (u, v) of the two halves turn into (u cos - v sin, v cos + u sin), with the angles of each half.
+// `__restrict__` here and below: only if rows cannot overlap may the compiler use vectors without testing for it.
 static void rotate(float *__restrict__ row, const float *__restrict__ cosines, const float *__restrict__ sines,
                    int64_t half) {
     for (int64_t d = 0; d < half; d++) {
@@ -36,6 +37,7 @@ static void restore(float *__restrict__ to, const float *__restrict__ row, const
                     const float *__restrict__ sines, int64_t half) {
     for (int64_t d = 0; d < half; d++) {
         float low = row[d], high = row[d + half];
+        // Rotary embeddings of long contexts scale their tables, so the sum of squares need not be 1.
         float shrink = 1.0f / (cosines[d] * cosines[d] + sines[d] * sines[d]);
         to[d] = (low * cosines[d] + high * sines[d]) * shrink;
         to[d + half] = (high * cosines[d] - low * sines[d]) * shrink;
@@ -61,6 +63,7 @@ int32_t norm_forward(const vf_norm &c) {
             const float *x = c.x + at;
             float *out = c.out + at, inverse = inverse_root(x, c);
             c.inverse[token * c.heads + head] = inverse;
+            // In this order, as transformers does it: x r is rounded first, then the weight.
             for (int64_t d = 0; d < c.width; d++) out[d] = c.weight[d] * (x[d] * inverse);
             if (c.cosines) rotate(out, c.cosines + angle, c.sines + angle, c.width / 2);
         }
@@ -71,6 +74,7 @@ int32_t norm_forward(const vf_norm &c) {
 // y = x r of one row, from x or back from the output; r is returned.
 static float normal_row(float *__restrict__ y, int64_t row, int64_t angle, const vf_norm &c) {
     int64_t at = row * c.width;
+    // Whoever keeps x need not keep r: the row is read anyway.
     if (c.x) {
         float inverse = inverse_root(c.x + at, c);
         for (int64_t d = 0; d < c.width; d++) y[d] = c.x[at + d] * inverse;
@@ -81,6 +85,7 @@ static float normal_row(float *__restrict__ y, int64_t row, int64_t angle, const
         restore(y, out, c.cosines + angle, c.sines + angle, c.width / 2);
         out = y;
     }
+    // Only where dispatch.cpp found that no weight is too small for this.
     for (int64_t d = 0; d < c.width; d++) y[d] = out[d] / c.weight[d];
     return c.inverse[row];
 }
@@ -92,6 +97,7 @@ static void row_backward(float *__restrict__ grad_x, float *__restrict__ grad_we
     Vec sum{};
     int64_t d = 0;
     for (; d + LANES <= c.width; d += LANES) {
+        // dy y serves both sums, for the weight and for the mean.
         Vec to_weight = load(grad + d) * load(grad_x + d);
         store(grad_weight + d, load(grad_weight + d) + to_weight);
         sum += to_weight * load(c.weight + d);
@@ -119,6 +125,7 @@ int32_t norm_backward(const vf_norm_grad &g) {
                 int64_t row = token * c.heads + head, at = row * c.width;
                 const float *grad = g.grad_out + at;
                 float inverse = normal_row(g.grad_x + at, row, angle, c);
+                // On the stack, because grad_x holds y meanwhile.
                 float turned[VF_MAX_ROTATED];
                 if (c.cosines) {
                     rotate_back(turned, grad, c.cosines + angle, c.sines + angle, c.width / 2);

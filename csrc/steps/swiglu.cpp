@@ -9,6 +9,7 @@ static constexpr int64_t TASK = 16384;
 
 // 1 / (1 + exp(-x)); 0 where that is denormal.
 VF_INLINE Vec sigmoid(Vec x) {
+    // exp2 takes arguments below 127 only; above 126 the sigmoid is below the smallest normal number.
     Vec exponent = x * -LOG2E;
     return exponent > 126.0f ? Vec{} : 1.0f / (1.0f + exp2(min(exponent, splat(126.0f))));
 }
@@ -20,6 +21,7 @@ static void each(const vf_swiglu &c, Step step) {
     for (int64_t task = 0; task < (c.elements + TASK - 1) / TASK; task++) {
         int64_t end = (task + 1) * TASK < c.elements ? (task + 1) * TASK : c.elements;
         for (int64_t at = task * TASK; at < end; at += LANES)
+            // TASK is a multiple of LANES, so only the very last vector can be short.
             step(at, end - at < LANES ? (int)(end - at) : LANES);
     }
 }
@@ -52,6 +54,8 @@ int32_t swiglu_backward(const vf_swiglu_grad &g) {
         Vec gate = load_some(c.gate + at, count), up = load_some(c.up + at, count);
         Vec grad = load_some(g.grad_out + at, count), open = sigmoid(gate);
         store_some(g.grad_up + at, grad * gate * open, count);
+        // d silu / d gate = s (1 + gate (1 - s)): s is computed again, so that the forward keeps nothing but its
+        // inputs.
         store_some(g.grad_gate + at, grad * up * open * (1.0f + gate * (1.0f - open)), count);
     });
     return VF_OK;

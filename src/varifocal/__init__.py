@@ -3,48 +3,28 @@
 `attend` evaluates the one equation that all mechanisms share; `make_mechanism` gives a trainable module by name.
 """
 
-from varifocal.attention.attend import attend, lay_out
-from varifocal.attention.forced_gates import force_gates
-from varifocal.attention.gate_metrics import GateStatistics, gate_gradient_norms, gate_statistics
-from varifocal.attention.gates import Gate, GateConfig, set_gate_warmth
-from varifocal.attention.mechanisms import (
-    MECHANISMS,
-    HeadShape,
-    Mechanism,
-    MechanismConfig,
-    MechanismOutput,
-    make_mechanism,
-    register,
-)
-from varifocal.attention.mechanisms.ablation import Ablation
-from varifocal.attention.mechanisms.base import Call, Scale, two_way
-from varifocal.attention.mechanisms.variant import Variant
-from varifocal.attention.memories import KeysAndValues, Memory, Remembered
-from varifocal.equations.branches import (
-    Branch,
-    Causal,
-    FixedBranch,
-    Indexer,
-    Prefix,
-    RandomBlocks,
-    Segments,
-    SoftWindow,
-    Strided,
-    TopK,
-    Window,
-)
-from varifocal.equations.equation import Equation
-from varifocal.equations.layout import Layout
-from varifocal.equations.problem import Attended, Shortcuts
-from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate, Pairs, Score
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from varifocal.names import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "DistanceBias", "Dot", "Equation", "FixedBranch",
-    "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer", "KeysAndValues", "Layout", "Mechanism",
-    "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs", "Prefix", "RandomBlocks", "Remembered",
-    "Scale", "Score", "Segments", "Shortcuts", "SoftWindow", "Strided", "TopK", "Variant", "Window",
-    "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "lay_out", "make_mechanism", "register",
-    "set_gate_warmth", "two_way",
-]  # fmt: skip
+
+def __getattr__(name: str) -> Any:
+    """A public name, from `varifocal.names`, where torch is loaded: not before one is asked for."""
+    # Python asks here for submodules too before it looks for their files, `names` among them.
+    if name == "names" or (name.startswith("__") and name != "__all__"):
+        raise AttributeError(f"module 'varifocal' has no attribute {name!r}")
+    names = import_module("varifocal.names")
+    if name == "__all__":
+        return names.__all__
+    if name not in names.__all__:
+        raise AttributeError(f"module 'varifocal' has no attribute {name!r}")
+    found = globals()[name] = getattr(names, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *import_module("varifocal.names").__all__]

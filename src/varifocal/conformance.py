@@ -9,10 +9,11 @@ from varifocal.attention.conformance import (
     assert_conforms,
     check,
     every_variant,
+    subjects_of,
     variants_of,
 )
 
 __all__ = [
     "ROWS", "Attention", "Conformance", "Finding", "Row", "assert_conforms", "check", "every_variant",
-    "variants_of",
+    "subjects_of", "variants_of",
 ]  # fmt: skip

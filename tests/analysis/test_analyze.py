@@ -84,7 +84,7 @@ def test_gate_at_its_start_shows_no_pattern_and_the_sentence_claims_none(data: P
     assert findings(found)[0].startswith("gate (weight of the near branch): no difference shown")
 
 
-def test_gate_that_knows_numbers_is_found_out(data: PreparedData) -> None:
+def test_gate_that_recognizes_numbers_is_detected(data: PreparedData) -> None:
     # The embedding of digits alone points along one direction, and the first layer's gates read it.
     model = new_model(data, "head_gated")
     digits = [token for token in range(model.config.vocab_size) if data.tokenizer().decode([token]).strip().isdigit()]
@@ -113,7 +113,7 @@ def test_context_adaptive_has_gates_widths_and_selections(content: Analysis) -> 
         assert sum(one or 0 for one in shares[0][0]) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_dense_model_is_told_by_its_mass_alone(data: PreparedData) -> None:
+def test_dense_model_is_described_by_its_mass_alone(data: PreparedData) -> None:
     found = analyze(model_for(data, "dense"), data, PLAN)
     assert list(found.quantities) == ["window_mass"]
     assert found.width_shares is None
@@ -126,7 +126,7 @@ def test_dense_model_is_told_by_its_mass_alone(data: PreparedData) -> None:
     }
 
 
-def test_mixed_layers_leave_out_what_a_layer_has_not(data: PreparedData) -> None:
+def test_mixed_layers_leave_out_what_a_layer_does_not_have(data: PreparedData) -> None:
     options = {"dense": {}, "head_gated": {"window": 16}}
     model = new_model(data, "dense", mechanism=["dense", "head_gated"], mechanism_options=options)
     gate = analyze(model, data, PLAN).quantities["gate"]
@@ -217,11 +217,11 @@ def test_head_that_looks_at_itself_is_local_and_one_that_does_not_care_is_global
     assert reach[2:] == ("global", "global")
 
 
-def test_model_of_no_run_is_analyzed_and_not_kept(data: PreparedData, tmp_path: Path) -> None:
+def test_model_outside_a_run_is_analyzed_but_not_saved(data: PreparedData, tmp_path: Path) -> None:
     model_for(data, "dense").save_pretrained(tmp_path / "model")
     arguments = ["analyze", str(tmp_path / "model"), "--data", str(data.folder), "--tokens", "256", "--resamples", "5"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert "lies in no run; -o FILE writes it to a file" in " ".join(result.stdout.split())
+    assert "does not belong to a run; use -o FILE to write the analysis to a file" in " ".join(result.stdout.split())
     assert [file.name for file in tmp_path.iterdir()] == ["model"]
 
 
@@ -242,7 +242,7 @@ def test_mistake_is_a_sentence(data: PreparedData, tmp_path: Path, options: list
         )
 
 
-def test_other_json_is_no_analysis(tmp_path: Path) -> None:
+def test_other_json_is_not_an_analysis(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(ValueError, match="is not a result of 'varifocal analyze'; make one with its -o option"):
         Analysis.read(tmp_path / "x.json")

@@ -79,7 +79,7 @@ def test_part_of_a_document_further_on_has_no_start() -> None:
     assert all("start of document" not in kinds for _, kinds in kinds_of("a b c", document_place=32))
 
 
-def test_token_without_a_letter_is_of_no_kind() -> None:
+def test_token_without_a_letter_has_no_kind() -> None:
     flags = token_kinds("a  b", numpy.array([1]), numpy.array([3]), is_rare=lambda word: False, document_place=99)
     assert not flags.any()
 

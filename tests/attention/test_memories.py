@@ -182,7 +182,7 @@ def test_means_and_summaries_are_given_to_all_but_the_first_call(kind: str, chun
 
 
 @pytest.mark.parametrize("kind", ["ranked blocks", "index keys, ranked blocks"])
-def test_means_begin_anew_with_every_document_and_pass_over_padding(kind: str) -> None:
+def test_means_restart_with_every_document_and_skip_padding(kind: str) -> None:
     documents = torch.tensor([[-1] * 3 + [0] * 9 + [1] * 11, [0] * 14 + [1] * 9])
     memory, tokens = KINDS[kind](), text()
     found = feed(memory, tokens, [6, 1, 1, 5, *[1] * 10], documents=documents)

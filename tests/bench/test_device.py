@@ -105,6 +105,6 @@ def test_missing_gpu_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("name", ["meta", "gpu", "cuda:x"])
-def test_what_is_no_device_is_named(name: str) -> None:
+def test_unknown_device_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"device '{name}'"):
         find_device(name)

@@ -80,7 +80,7 @@ def test_unknown_contender_is_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"benchmark": "attention"}', "{broken"])
-def test_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_result_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"r\.json"):

@@ -68,6 +68,12 @@ def test_bench_data_makes_its_own_when_none_is_given() -> None:
     [
         (("data", "prepare", "nowhere", "out"), "there is no source 'nowhere'; give a file"),
         (("data", "prepare", "sotu", "out", "--tokenizer", "train:x"), "such as train:8192; got 'train:x'"),
+        (("data", "prepare", "sotu", "out", "--tokenizer", "train:99999999999"), "to 1048576 tokens, got 'train:99999"),
+        (
+            ("data", "prepare", "sotu", "out", "--tokenizer", f"train:{'9' * 9999}"),
+            "to 1048576 tokens, got 'train:99999",
+        ),
+        (("data", "probe", "out", "--length", str(10**10), "--distances", "8"), "there is not enough memory for this"),
         (("data", "prepare", "sotu", "out", "--splits", "1/2"), "splits are three numbers such as 80/10/10"),
         (("data", "prepare", "sotu", "out", "--invalid", "drop"), "invalid must be 'error' or 'replace', got 'drop'"),
         (("data", "prepare", "sotu", "out", "--executor", "cloud"), "unknown executor 'cloud'; known are local, slurm"),
@@ -96,7 +102,7 @@ def test_mistake_ends_with_one_sentence(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"benchmark": "attention"}'])
-def test_file_that_is_no_result_is_named(tmp_path: Path, text: str) -> None:
+def test_file_that_is_not_a_result_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ValueError, match=r"r\.json"):
         DataBench.read(tmp_path / "r.json")

@@ -205,7 +205,7 @@ def test_source_that_is_none_is_explained(source: str, sentence: str) -> None:
 def test_hub_that_cannot_be_reached_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     program = "from varifocal.data.sources import find_source; find_source('hub:HuggingFaceFW/fineweb/sample/10BT')"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert "cannot list hub:HuggingFaceFW/fineweb/sample/10BT on the hub" in result.stderr.splitlines()[-1]
 
 

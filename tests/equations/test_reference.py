@@ -12,6 +12,7 @@ from tests.brute_force import Answer, brute_force, scramble
 from tests.cases import CASES, CASES_BY_NAME, Case
 from varifocal import Causal, RandomBlocks, TopK, Window, attend
 from varifocal.equations import branches
+from varifocal.equations.reference import NOTHING, best, best_by_threshold
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -153,6 +154,15 @@ def test_k_follows_from_the_place_and_from_nothing_else() -> None:
     assert TopK(scale=1.0, minimum=3).keys_per_query(place).tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3, 3, 4, 4]
     assert TopK(scale=0.0, minimum=2).keys_per_query(place).tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     assert TopK(scale=9.0, minimum=1).keys_per_query(place).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_the_best_are_the_same_by_order_and_by_threshold() -> None:
+    random = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        scores = torch.randint(0, 4, (2, 3, 7, 11), generator=random).double()  # many of them equal
+        scores[torch.rand(scores.shape, generator=random) < 0.3] = NOTHING
+        budget = torch.randint(0, 12, (2, 7), generator=random)
+        assert torch.equal(best_by_threshold(scores, budget), best(scores, budget)[0])
 
 
 def test_of_equal_scores_the_lower_index_wins() -> None:

@@ -82,7 +82,7 @@ def test_normalized_gradient_follows_the_tokens_of_a_call() -> None:
     assert arm.options["gate"]["normalize_gradient"] == pytest.approx(0.01 / (2 * 512))
 
 
-def test_unknown_ablation_is_told_with_the_nearest() -> None:
+def test_unknown_ablation_is_named_with_the_nearest_known_one() -> None:
     with pytest.raises(
         ValueError, match=r"unknown ablation 'head_gated.nogate' \(did you mean 'head_gated.no_gate'\?\)"
     ):

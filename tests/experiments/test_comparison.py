@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.experiments.comparisons import PROBE, SIZES, TrainHere, small_base, small_plan, small_probe
+from tests.processes import family_of, still_alive
 from varifocal.experiments.comparison import compare
 from varifocal.experiments.comparison_plan import Arm, load_plan
 from varifocal.results.metrics import MetricsEntry, last_entry
@@ -103,13 +104,13 @@ def test_other_budget_in_the_same_folder_is_refused(data: Path, tmp_path: Path) 
 def test_arm_with_other_options_in_the_same_folder_is_refused(data: Path, tmp_path: Path) -> None:
     arm = Arm(name="gated", mechanism="head_gated", options={"window": 4})
     compare(small_plan(data, arms=(arm,)), tmp_path / "out", train_cells=TrainHere())
-    with pytest.raises(ValueError, match="another arm 'gated'"):
+    with pytest.raises(ValueError, match="whose arm 'gated' differs or is missing here"):
         compare(small_plan(data, arms=(replace(arm, options={"window": 5}),)), tmp_path / "out")
 
 
 def test_folder_of_something_else_is_left_alone(data: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="exists and holds no comparison; choose another folder"):
+    with pytest.raises(ValueError, match="exists but is not a comparison's folder; choose another folder"):
         compare(small_plan(data), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -166,7 +167,7 @@ def test_probe_brings_recall_by_distance(data: Path, tmp_path: Path) -> None:
     assert list(recall) == [str(distance) for distance in PROBE.distances]
 
 
-def test_failed_cell_is_told_and_the_others_are_measured(data: Path, tmp_path: Path) -> None:
+def test_failed_cell_is_reported_and_the_others_are_measured(data: Path, tmp_path: Path) -> None:
     def one_fails(configs: dict[str, Any], out: Path, say: Any) -> dict[str, str]:
         TrainHere()({name: config for name, config in configs.items() if "dense" in name}, out, say)
         return {"local-seed0": "no good"}
@@ -206,8 +207,8 @@ def test_plan_reads_arms_with_options(data: Path, tmp_path: Path) -> None:
         ('"dense",', '"dense", "dense",', "two arms are named 'dense'"),
         ('"dense",', '"local",', "the baseline 'dense' is not among the arms local, head_gated, fixed"),
         ('name = "fixed"', 'nam = "fixed"', r"a mechanism has no key 'nam' \(did you mean 'name'\?\)"),
-        ('name = "fixed"', 'name = "a/b"', "an arm's name is a folder's too"),
-        ("seeds = [0, 1]", "seeds = [0, 0]", "seeds must be different numbers"),
+        ('name = "fixed"', 'name = "a/b"', "an arm's name names a folder"),
+        ("seeds = [0, 1]", "seeds = [0, 0]", "seeds must be different whole numbers"),
         ("seeds = [0, 1]", 'seeds = "all"', "seeds must be a list of whole numbers, got 'all'"),
         ("threads = 1", "seed = 1", "run.seed is what a comparison varies; leave it out of the base and use 'seeds'"),
         ('preset = "tiny"', 'mechanism = "dense"', "model.mechanism is what a comparison varies"),
@@ -239,7 +240,7 @@ def varifocal(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def test_killed_comparison_ends_its_cells_and_goes_on_where_it_stopped(data: Path, tmp_path: Path) -> None:
+def test_killed_comparison_ends_its_cells_and_continues_where_it_stopped(data: Path, tmp_path: Path) -> None:
     # Long enough to be caught in the middle, without the pauses of checkpoints and validations.
     file = write_config(tmp_path, data, ("steps = 3", "steps = 300"), ("every = 2", "every = 1000"))
     out = tmp_path / "out"
@@ -249,12 +250,11 @@ def test_killed_comparison_ends_its_cells_and_goes_on_where_it_stopped(data: Pat
         while (entry := last_entry(metrics)) is None or entry.step < 3:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
+        family = family_of(process.pid)
         process.send_signal(signal.SIGKILL)
-    log = out / "cells" / "dense-seed0.log"
-    deadline = time.monotonic() + 60
-    while "stopped at step" not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "stopped at step" in log.read_text()
+    # All of them: a cell that still writes its checkpoint keeps its folder from the next comparison.
+    assert not still_alive(family)
+    assert "stopped at step" in (out / "cells" / "dense-seed0.log").read_text()
     assert list(out.glob("cells/dense-seed0/checkpoints/step-*"))
 
     with varifocal(*command) as process:

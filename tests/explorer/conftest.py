@@ -17,7 +17,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 # A loaded machine answers late; a page that is right stays right.
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ class Visit:
         page.on("request", self.note)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
 
     def note(self, request: Request) -> None:
         self.requests.append(request.url)

@@ -37,7 +37,7 @@ class Server:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(timeout=20)
+        self.thread.join(timeout=300)
         assert not self.thread.is_alive()
 
     def __enter__(self) -> Server:

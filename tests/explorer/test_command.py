@@ -97,6 +97,44 @@ def test_address_of_the_page_is_answered_while_a_long_text_is_read(model: Path) 
         assert not reading.is_alive()
 
 
+def test_what_nobody_waits_for_is_not_computed(model: Path) -> None:
+    explorer = Explorer([open_model(str(model))])
+    ran: list[int] = []
+    began, go = threading.Event(), threading.Event()
+
+    def note(number: int) -> None:
+        ran.append(number)
+        began.set()
+        assert go.wait(300)
+
+    for number, layer in enumerate(explorer.opened[0].model.model.layers):
+        layer.register_forward_pre_hook(lambda *_, number=number: note(number))
+    with Server(explorer) as server:
+        first, second = (asking(server, text) for text in ("The council met.", "The bridge was built."))
+        assert began.wait(300)
+        first.close()
+        second.close()
+        # The server learns of the end of a connection before it answers who comes later.
+        for _ in range(2):
+            urllib.request.urlopen(f"{server.address}api/start", timeout=300).read()
+        go.set()
+        question = urllib.request.Request(f"{server.address}api/text", json.dumps({"text": TEXT}).encode())
+        with urllib.request.urlopen(question, timeout=300) as answer:
+            assert answer.status == 200
+    # The first layer of the question that was under way, and all layers of the one that was answered.
+    assert ran == [0, 0, 1]
+
+
+def asking(server: Server, text: str) -> socket.socket:
+    """A connection with a question on it whose answer nobody has read."""
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    body = json.dumps({"text": text}).encode()
+    path = server.address.partition(str(server.port))[2]
+    head = f"POST {path}api/text HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
 def test_missing_model_is_said_to_be_missing() -> None:
     with pytest.raises(ValueError, match="no/such/folder/at/all does not exist; expected a folder with safetensors"):
         explore("no/such/folder/at/all", browser=False)
@@ -112,7 +150,7 @@ def test_unknown_host_is_said_to_be_unknown(model: Path) -> None:
         explore(str(model), host="no.such.host.invalid", browser=False)
 
 
-def test_listening_beyond_this_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_listening_beyond_this_machine_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         explore("no/such/folder/at/all", host="0.0.0.0", browser=False)
     assert "warning: listening on 0.0.0.0" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_chosen_token_links_the_keys_that_it_reads(visit: Visit, gated: Server) 
     assert panel.locator(".tokens .inside").count() == 5
 
 
-def test_chosen_token_of_a_long_text_is_scrolled_into_sight(browser: Browser, gated: Server) -> None:
+def test_chosen_token_of_a_long_text_is_scrolled_into_view(browser: Browser, gated: Server) -> None:
     context = browser.new_context(viewport={"width": 400, "height": 300})
     page = context.new_page()
     panel = open_page(page, gated, f"{TEXT} " * 6)
@@ -205,7 +205,7 @@ def test_over_long_text_is_refused_with_its_count_and_a_shorter_one_is_read(visi
     field = visit.page.get_by_label("Text", exact=True)
     field.fill("0" * 300)
     expect(panel.get_by_role("alert")).to_have_text(
-        "the text has 300 tokens, head_gated reads at most 256; shorten it by 44"
+        "the text has 300 tokens, but head_gated reads at most 256; shorten it by 44"
     )
     field.fill("The town")
     expect(panel.get_by_role("alert")).to_be_hidden()
@@ -228,13 +228,13 @@ def test_view_can_be_shared_by_its_address(visit: Visit, browser: Browser, gated
     context.close()
 
 
-def test_address_with_nonsense_is_opened_all_the_same(visit: Visit, gated: Server) -> None:
+def test_address_with_nonsense_still_opens_the_page(visit: Visit, gated: Server) -> None:
     panel = open_page(visit.page, gated, settings="layer=99&head=x&gates=open&character=-3&colour.7=red&__proto__=1")
     expect(panel.get_by_label("Layer", exact=True)).to_have_value("0")
     assert visit.complaints == []
 
 
-def test_page_says_that_the_server_went_away_and_goes_on_when_it_is_back(visit: Visit) -> None:
+def test_page_says_that_the_server_went_away_and_continues_when_it_is_back(visit: Visit) -> None:
     with Server(small_explorer("head_gated")) as server:
         panel = open_page(visit.page, server)
         server.stop()

@@ -109,7 +109,7 @@ def test_page_holds_no_inline_script_and_no_foreign_address(client: TestClient) 
     assert "style=" not in page
 
 
-def test_files_outside_of_static_are_not_given_out(client: TestClient) -> None:
+def test_files_outside_static_are_not_served(client: TestClient) -> None:
     for path in ("static/../app.py", "static/%2e%2e/app.py", "static/..%2fapp.py", "templates/page.html"):
         assert client.get(f"{BASE}/{path}").status_code in (403, 404)
 
@@ -189,7 +189,7 @@ def test_token_after_the_text_is_refused(client: TestClient) -> None:
 def test_text_longer_than_the_context_is_refused_with_its_count(client: TestClient) -> None:
     answer = asked(client, text="0" * 300)
     assert answer.status_code == 422
-    assert answer.json()["detail"] == "the text has 300 tokens, head_gated reads at most 256; shorten it by 44"
+    assert answer.json()["detail"] == "the text has 300 tokens, but head_gated reads at most 256; shorten it by 44"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_branches_that_differ_only_in_what_equality_overlooks_do_not_share_tiles
     assert counts[0] < counts[1]
 
 
-def test_only_so_many_patterns_are_kept() -> None:
+def test_number_of_kept_patterns_is_bounded() -> None:
     for size in range(1, KEPT + 9):
         make_tiles(reading_of(Window(size), sizes=Sizes(T=3, S=3)), at_end=True, backward=False)
     assert kept_tiles.cache_info().currsize == KEPT

@@ -75,16 +75,19 @@ def test_fields_have_the_names_of_the_header() -> None:
 def test_library_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     found = said_of(compiled(tmp_path, "int nothing(void) { return 0; }"))
     assert re.search(
-        r"libfake\.so lacks a function of varifocal's C interface \(.*vf_\w+\); reinstall varifocal$", found
+        r"libfake\.so lacks a function of varifocal's C interface \(.*vf_\w+\); unset VARIFOCAL_LIBRARY$", found
     )
 
 
 @compiles
 def test_library_of_another_version_is_refused(tmp_path: Path) -> None:
-    names = [*abi.FUNCTIONS, "vf_struct_size", "vf_target_name", "vf_status_text", "vf_norm_restorable"]
+    names = [*abi.FUNCTIONS, "vf_struct_size", "vf_status_text", "vf_norm_restorable"]
+    names += ["vf_target_name", "vf_target_count", "vf_target_runs"]
     others = "".join(f"int {name}(void) {{ return 0; }}\n" for name in names)
     found = said_of(compiled(tmp_path, f"int vf_abi_version(void) {{ return 99; }}\n{others}"))
-    assert found.endswith(f"has version 99 of the C interface, this package needs {abi.VERSION}; reinstall varifocal")
+    assert found.endswith(
+        f"has version 99 of the C interface, this package needs {abi.VERSION}; unset VARIFOCAL_LIBRARY"
+    )
 
 
 @built
@@ -99,6 +102,6 @@ def test_struct_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_a_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "libtext.so").write_text("not a library", encoding="utf-8")
     assert "cannot be loaded" in said_of(tmp_path / "libtext.so")

@@ -93,7 +93,7 @@ def test_mechanism_parameters_are_named_under_mechanism_and_nowhere_else(variant
         ({"mechanism": ["local"] * 2, "mechanism_options": {"dense": {}}}, "which no layer has"),
         ({"mechanism": ["local"] * 2, "mechanism_options": "window"}, "a list with a dict for each layer"),
         ({"num_key_value_heads": 3}, "multiple of kv_heads"),
-        ({"num_hidden_layers": 0}, "at least 1, got 0"),
+        ({"num_hidden_layers": 0}, "between 1 and 10000, got 0"),
         ({"attention_dropout": 0.1}, "must be 0, got 0.1"),
         ({"qk_norm": "yes"}, "True or False, got 'yes'"),
     ],

@@ -101,7 +101,7 @@ def test_left_padded_logits_equal_those_of_qwen3() -> None:
         )
 
 
-def test_positions_that_start_anew_pack_documents_as_in_qwen3() -> None:
+def test_positions_that_restart_pack_documents_as_in_qwen3() -> None:
     theirs, ours = both(ALIKE[0])
     tokens = random_tokens(2, 24)
     positions = torch.cat((torch.arange(9), torch.arange(15))).expand(2, -1)

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from tests.model.models import VOCABULARY, random_tokens, small_model
 from varifocal.model import loss as loss_file
-from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels, token_losses
+from varifocal.model.head import token_losses
+from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
 
 
 def inputs(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,18 +86,21 @@ def test_labels_of_any_integer_type_give_the_loss_of_int64(dtype: torch.dtype) -
         expected = model(tokens, labels=tokens).loss
         assert model(tokens, labels=tokens.to(dtype)).loss == expected
         hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
-        for losses in (linear_cross_entropy, token_losses):
-            wanted = losses(hidden, model.lm_head.weight, tokens.flatten())
-            assert torch.equal(losses(hidden, model.lm_head.weight, tokens.flatten().to(dtype)), wanted)
+        labels = tokens.flatten()
+        summed = linear_cross_entropy(hidden, model.lm_head.weight, labels)
+        assert torch.equal(linear_cross_entropy(hidden, model.lm_head.weight, labels.to(dtype)), summed)
+        each = token_losses(model.lm_head, hidden, labels)
+        assert torch.equal(token_losses(model.lm_head, hidden, labels.to(dtype)), each)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 def test_labels_that_are_not_integers_are_refused_in_one_sentence(dtype: torch.dtype) -> None:
     hidden, weight, labels = inputs(8)
     sentence = f"^labels must be integers, got {dtype}; convert them with labels.long\\(\\)$"
-    for losses in (linear_cross_entropy, token_losses):
-        with pytest.raises(ValueError, match=sentence):
-            losses(hidden, weight, labels.to(dtype))
+    with pytest.raises(ValueError, match=sentence):
+        linear_cross_entropy(hidden, weight, labels.to(dtype))
+    with pytest.raises(ValueError, match=sentence):
+        token_losses(torch.nn.Linear(12, 37), hidden, labels.to(dtype))
     tokens = random_tokens(1, 4)
     with pytest.raises(ValueError, match=sentence):
         small_model()(tokens, labels=tokens.to(dtype))
@@ -110,7 +114,7 @@ def test_label_of_no_token_is_refused_wherever_labels_are_read(wrong: int) -> No
     with pytest.raises(ValueError, match=f"between 0 and {VOCABULARY - 1}, got"):
         model(tokens, labels=labels)
     with pytest.raises(ValueError, match=f"^labels must be between 0 and {VOCABULARY - 1}, got"):
-        token_losses(torch.zeros(4, 24), model.lm_head.weight, labels[0])
+        token_losses(model.lm_head, torch.zeros(4, 24), labels[0])
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (1, 3), (4,)])

@@ -56,7 +56,7 @@ def test_sparse_mechanisms_read_less_than_dense_ones(name: str, mechanism: str) 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_cache_holds_the_bytes_that_are_said(variant: str) -> None:
+def test_cache_holds_as_many_bytes_as_predicted(variant: str) -> None:
     model, length = small_model(variant), 40
     with torch.no_grad():
         cache = model(input_ids=torch.randint(0, 61, (1, length)), use_cache=True).past_key_values

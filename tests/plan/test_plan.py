@@ -41,7 +41,7 @@ def test_eight_gpus_of_a_node_are_nearly_eight_times_as_fast_as_one() -> None:
     assert predicted().tokens_per_second / predicted(devices=1).tokens_per_second == pytest.approx(8, rel=0.02)
 
 
-def test_slow_network_between_nodes_is_felt_when_a_step_is_short() -> None:
+def test_slow_network_between_nodes_costs_time_when_a_step_is_short() -> None:
     near, far = predicted(batch=8, devices=8), predicted(batch=16, devices=16)
     assert far.seconds["exchange"] > near.seconds["exchange"]
 
@@ -62,7 +62,7 @@ def test_most_rows_that_fit_are_taken_and_no_more() -> None:
     assert not predict(training(batch=4096, micro_batch=2 * one.micro_batch), replace(A100, memory=20e9)).fits
 
 
-def test_what_does_not_fit_is_said_to() -> None:
+def test_prediction_says_what_does_not_fit() -> None:
     small = find_gpu("l4")
     long: dict[str, Any] = {"length": 131072, "batch": 8, "micro_batch": 1}
     assert not predict(training(**long), small).fits
@@ -74,7 +74,7 @@ def test_measured_machine_takes_its_own_rates() -> None:
     assert one.cost is None
     assert one.seconds["starting operators"] > 0
     assert one.room == MACHINE.memory
-    with pytest.raises(ValueError, match="this-machine was not measured with local; measured are dense"):
+    with pytest.raises(ValueError, match="this-machine was not measured with local; it was measured with dense"):
         predict(training("local", devices=1, batch=1, precision="float32"), MACHINE)
 
 

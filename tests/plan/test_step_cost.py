@@ -87,7 +87,7 @@ def kept_bytes(config: VarifocalConfig) -> int:
 
 @native_only
 @pytest.mark.parametrize(("mechanism", "options"), CHOICES)
-def test_layer_keeps_as_many_bytes_as_are_said(mechanism: str, options: dict[str, Any]) -> None:
+def test_layer_keeps_as_many_bytes_as_predicted(mechanism: str, options: dict[str, Any]) -> None:
     one, two = (model_config(mechanism, options, num_hidden_layers=layers) for layers in (1, 2))
     said = kept_numbers(two, part()) - kept_numbers(one, part())
     said += kept_by_mechanism(layer_mechanisms(one)[0], part())

@@ -79,7 +79,7 @@ def test_ablation_is_compared_with_its_full_form_too(comparison: Comparison) -> 
     ablated = comparison.results[3]
     assert ablated.to_reference is not None
     assert ablated.to_reference.mean == pytest.approx(0.05)
-    assert "to its full form" in loss_table(comparison)[0]
+    assert "vs its full form" in loss_table(comparison)[0]
 
 
 def test_only_seeds_that_both_have_are_paired(tmp_path: Path) -> None:
@@ -116,8 +116,9 @@ def test_equal_arm_is_called_equal(tmp_path: Path) -> None:
 
 def test_line_says_what_was_scaled_down(comparison: Comparison) -> None:
     assert scaled_down(comparison) == (
-        "Scaled down: ours has 1.3M parameters, sotu, 0.041M tokens of training, batches of 8 texts of 512 tokens, "
-        "float32, 3 seeds; the papers: 132M to 134M parameters on FineWeb, 10B tokens or 50,000 steps, one run each."
+        "Scaled down: our runs have 1.3M parameters, sotu, 0.041M tokens of training, batches of 8 texts of 512 "
+        "tokens, float32, 3 seeds; the papers have 132M to 134M parameters on FineWeb, 10B tokens or 50,000 steps, "
+        "one run each."
     )
 
 
@@ -125,7 +126,7 @@ def test_paper_stands_beside_ours(comparison: Comparison) -> None:
     tables = {table.name: rows for table, rows in paper_comparisons(comparison)}
     assert list(tables) == ["Context-Adaptive Attention", "Learned head gating"]
     header, dense, gated = tables["Learned head gating"]
-    assert header[-3:] == ["ours: loss", "ours: to dense", "ours: time"]
+    assert header[-3:] == ["ours: loss", "ours: vs dense", "ours: time"]
     assert dense[1:4] == ["4.9266", "24.5", "+0.000"]
     assert gated[:4] == ["Our Method (head_gated)", "4.6498", "25.1", "-0.277"]
     assert gated[4:] == ["4.9000 ± 0.0745", "-0.1000 ± 0.0248", "30 s"]
@@ -187,5 +188,5 @@ def test_other_json_is_refused(tmp_path: Path) -> None:
 
 def test_comparison_without_a_cell_is_refused(comparison: Comparison, tmp_path: Path) -> None:
     replace(comparison.record, cells=()).write(tmp_path / "comparison.json")
-    with pytest.raises(ValueError, match="holds no finished cell of its arms; run the comparison again"):
+    with pytest.raises(ValueError, match="has no finished cell of its arms; run the comparison again"):
         read_comparison(tmp_path)

@@ -43,7 +43,7 @@ def test_tables_name_every_preset_and_all() -> None:
 
 
 @pytest.mark.parametrize("content", ['{"benchmark": "model"}', "{broken"])
-def test_file_that_is_no_result_is_named(tmp_path: Path, content: str) -> None:
+def test_file_that_is_not_a_result_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "r.json").write_text(content)
     with pytest.raises(ValueError, match=r"r\.json"):
         PlanCheck.read(tmp_path / "r.json")
@@ -67,7 +67,7 @@ def test_order_of_the_paper_is_compared_pair_by_pair() -> None:
     assert all("CAA (0.82x)" in sentence for sentence in speed.disagreements)
 
 
-def test_predictions_that_hardly_differ_are_no_order() -> None:
+def test_predictions_that_hardly_differ_have_no_order() -> None:
     table = next(one for one in paper_tables() if one.time is not None)
     (speed,) = order_checks(table, {"speed": {"dense": 1.0, "head_gated": 0.999}})
     assert speed.rows[1].paper == pytest.approx(24.5 / 25.1)

@@ -293,7 +293,7 @@ def test_cell_that_a_spreadsheet_would_run_is_text() -> None:
     [
         ("gates.npz", b"no zip", "its gates.npz cannot be shown"),
         ("analysis/validation.json", b"{", "as a result of 'varifocal analyze'"),
-        ("analysis/validation.json", b'{"experiment": "analysis"}', "has parts missing or of another kind"),
+        ("analysis/validation.json", b'{"experiment": "analysis"}', "parts are missing or have another type"),
         ("environment.json", b"[]", "its environment.json cannot be read"),
         ("metrics.jsonl", b"\xff\xfe", "its metrics.jsonl cannot be read"),
     ],
@@ -369,13 +369,13 @@ def test_page_goes_into_the_folder_by_default(tmp_path: Path) -> None:
         (lambda path: written(path / "comparison.json", "{}"), "is not a result of 'varifocal compare'"),
         (
             lambda path: written(path / "comparison.json", '{"experiment": "comparison"}'),
-            "parts missing or of another kind",
+            "are missing or have another type",
         ),
         (lambda path: written(path / "plan.json", '{"arms": 3}').parent, "cannot read .*plan.json as the plan"),
         (lambda path: written(path / "plan.json", "{").parent, "cannot read .*plan.json as the plan"),
     ],
 )
-def test_what_is_no_source_is_refused_in_a_sentence(tmp_path: Path, make: Any, sentence: str) -> None:
+def test_path_that_is_not_a_source_is_refused_in_a_sentence(tmp_path: Path, make: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         read_source(make(tmp_path))
 
@@ -387,7 +387,7 @@ def written(path: Path, text: str) -> Path:
 
 def test_broken_benchmark_is_refused(folder: Path, tmp_path: Path) -> None:
     bench = written(tmp_path / "bench.json", '{"benchmark": "attention", "rows": [{}]}')
-    with pytest.raises(ValueError, match="parts missing or of another kind"):
+    with pytest.raises(ValueError, match="are missing or have another type"):
         CliRunner().invoke(app, ["report", str(folder), "-o", str(tmp_path / "x.html"), "--bench", str(bench)],
                            catch_exceptions=False)  # fmt: skip
     assert not (tmp_path / "x.html").exists()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from varifocal.results.attention_bench import AttentionBench
+from varifocal.results.clients import ClientRuns
 from varifocal.results.comparison import ComparisonRecord
 from varifocal.results.conformance import read_conformance, write_conformance
 from varifocal.results.data_bench import DataBench
@@ -31,6 +32,7 @@ COMMITTED: list[tuple[type[FileRecord], Path]] = [
         (DataBench, "data_bench.json"),
         (PlanCheck, "plan_check.json"),
         (RetrofitResult, "retrofit_*.json"),
+        (ClientRuns, "clients.json"),
     )
     for path in sorted(RESULTS.glob(pattern))
 ]
@@ -110,7 +112,7 @@ def test_what_a_newer_version_wrote_is_kept() -> None:
 def test_part_of_another_kind_is_named(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     file = tmp_path / "sample.json"
     file.write_text(json.dumps(PLAIN | change))
-    with pytest.raises(ValueError, match=rf"sample\.json .*parts missing or of another kind: {sentence}$"):
+    with pytest.raises(ValueError, match=rf"sample\.json .*parts are missing or have another type: {sentence}$"):
         Sample.read(file)
 
 
@@ -128,7 +130,7 @@ def test_missing_part_is_named() -> None:
         ("[]", "is not a result of 'varifocal sample'; make one with its --json option"),
         ("{}", "is not a result of 'varifocal sample'; make one with its --json option"),
         ('{"experiment": "other"}', "is not a result of 'varifocal sample'"),
-        ('{"experiment": "sample"}', "parts missing or of another kind: count is missing"),
+        ('{"experiment": "sample"}', "parts are missing or have another type: count is missing"),
     ],
 )
 def test_file_that_is_something_else_is_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:

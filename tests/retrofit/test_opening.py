@@ -42,11 +42,11 @@ def test_pretrained_model_is_opened_as_it_is(tmp_path: Path) -> None:
     Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "qwen")
     assert not is_ours(tmp_path / "qwen")
     assert open_model(tmp_path / "qwen", dtype=torch.float32).config.mechanism == "dense"
-    with pytest.raises(ValueError, match="holds no tokenizer"):
+    with pytest.raises(ValueError, match="has no tokenizer"):
         open_with_tokenizer(tmp_path / "qwen")
 
 
-def test_broken_config_is_told_by_our_own_loader(run: Path) -> None:
+def test_broken_config_is_explained_by_our_own_loader(run: Path) -> None:
     (run / "model" / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         open_model(run)

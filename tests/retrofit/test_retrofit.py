@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from tests.model.models import SIZES, VOCABULARY, random_tokens
+from tests.model.models import SIZES, VOCABULARY, random_tokens, small_model
 from varifocal import MECHANISMS
 from varifocal.cli.main import app
 from varifocal.model import load_model
@@ -186,7 +187,7 @@ def test_adaptation_lowers_the_loss(source: Path) -> None:
 def varifocal(*arguments: object) -> subprocess.CompletedProcess[str]:
     program = "from varifocal.cli.main import run; run()"
     words = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=240)
+    return subprocess.run(words, capture_output=True, text=True, timeout=600)
 
 
 def test_command_measures_adapts_and_saves(source: Path, tmp_path: Path) -> None:
@@ -222,3 +223,15 @@ def test_mistake_is_said_in_one_sentence(
     assert sentence in str(result.exception)
     assert "\n" not in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the end of a disk; Python ignores the signal that comes with it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(ValueError, match=r"out cannot be written: .*(too large|os error 27).*; make room"):
+            save_model(small_model(), tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())

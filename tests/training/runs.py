@@ -30,6 +30,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+DYING = """
+import os, signal
+from varifocal.training.trainer import RunTrainer
+
+whole = RunTrainer.log
+
+
+def log(self, *arguments, **options):
+    whole(self, *arguments, **options)
+    if os.environ["RANK"] == "{rank}" and self.state.global_step == {step}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+RunTrainer.log = log
+"""
+
+
 def small_content(data: PreparedData | Path, mechanism: str = "head_gated", /, **sections: dict[str, Any]) -> Any:
     """A config as plain values: 8 steps of 4 rows of 64 tokens; `sections` are laid over it."""
     path = data.folder if isinstance(data, PreparedData) else data
@@ -63,9 +80,17 @@ def losses(out: Path) -> list[float]:
     return [record["loss"] for record in records(out) if "loss" in record]
 
 
-def start_training(config: Path, out: Path, *options: str, torchrun: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
-    """A process of its own, or torchrun's, that trains; what it says goes to a file beside `out`."""
+def start_training(
+    config: Path, out: Path, *options: str, torchrun: tuple[str, ...] = (), dies: tuple[int, int] | None = None
+) -> subprocess.Popen[bytes]:
+    """A process of its own, or torchrun's, that trains; what it says goes to a file beside `out`.
+
+    With `dies`, the process of that rank is killed at the end of that step: by itself, for whoever watches it may come
+    too late.
+    """
     program = "import sys; from varifocal.cli.main import run; sys.argv[0] = 'varifocal'; run()"
+    if dies is not None:
+        program = DYING.format(rank=dies[0], step=dies[1]) + program
     command = [sys.executable, "-c", program, "train", str(config), str(out), *options]
     if torchrun:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", *torchrun]

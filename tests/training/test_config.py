@@ -54,7 +54,7 @@ def test_hybrid_config_reads_as_it_was_written() -> None:
         ("data.path=other", lambda config: config.data.path == "other"),
     ],
 )
-def test_setting_is_laid_over_the_file(tmp_path: Path, override: str, value: Any) -> None:
+def test_setting_overrides_the_file(tmp_path: Path, override: str, value: Any) -> None:
     (tmp_path / "c.toml").write_text('[data]\npath = "data"\n[optimization]\nsteps = 10\n', encoding="utf-8")
     assert value(load_config(tmp_path / "c.toml", [override]))
 
@@ -83,6 +83,19 @@ def test_tokens_become_steps_rounded_up() -> None:
         (MINIMAL, ["optimization.warmup_steps=11"], "must not exceed the 10 steps of the run, got 11"),
         (MINIMAL, ["data.source=sotu"], "either a path to prepared data or a source to prepare, got both"),
         (MINIMAL, ["model.start=runs/x/model", "model.preset=tiny"], "model.preset cannot be given with it"),
+        (MINIMAL, ["model.mechanism=[]"], r"a name or a list with one for each layer, got \[\]"),
+        (MINIMAL, ["model.mechanism="], "model.mechanism must be a name or a list with one for each layer, got ''"),
+        (MINIMAL, ["model.mechanism=[1]"], r"model.mechanism must be a name or a list .* got \[1\]"),
+        (MINIMAL, ["model.preset="], "model.preset must not be empty"),
+        (MINIMAL, ["model.start="], "model.start must not be empty"),
+        (MINIMAL, ["model.start=x", "model.mechanism=[]"], "model.mechanism cannot be given with it"),
+        (MINIMAL, ["model.mechanism_options=[]"], "a list of as many mechanisms, got 0 and 'dense'"),
+        (MINIMAL, ["model.mechanism=['dense']", "model.mechanism_options=[{}, {}]"], "a list of as many mechanisms"),
+        (MINIMAL, [f"run.seed={10**400}"], "run.seed must be a whole number between 0 and 4294967295"),
+        (MINIMAL, [f"run.seed={2**32}"], "run.seed must be a whole number between 0 and 4294967295"),
+        (MINIMAL, [f"optimization.learning_rate={10**400}"], "optimization.learning_rate must be a number, got 1000"),
+        (MINIMAL, [f"optimization.batch={10**30}"], "optimization.batch must be between 1 and"),
+        (MINIMAL, ["run.seed=" + "[" * 5000], "run.seed must be a whole number"),
         (MINIMAL, ["optimization.learning_rate=0"], "above 0, got 0"),
         (MINIMAL, ["checkpoints.every=0"], "checkpoints.every must be at least 1"),
         ({"data": {"path": "x"}}, [], r"has no section \[optimization\]"),

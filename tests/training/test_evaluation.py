@@ -93,7 +93,7 @@ def test_split_that_is_too_short_is_named(data: PreparedData) -> None:
         evaluate(model_for(data), data.split("validation"), length=10_000_000)
 
 
-def test_tokens_before_start_anew_with_each_document() -> None:
+def test_tokens_before_are_counted_from_the_start_of_each_document() -> None:
     assert tokens_before(torch.tensor([[4, 4, 4, 7, 7, -1]])).tolist() == [[0, 1, 2, 0, 1, 0]]
 
 

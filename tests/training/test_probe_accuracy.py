@@ -72,7 +72,7 @@ def test_mode_of_the_model_is_left_as_it_was(data: PreparedData) -> None:
     assert model.training
 
 
-def test_guessing_is_right_once_in_so_many_values(data: PreparedData) -> None:
+def test_chance_of_a_guess_is_one_over_the_number_of_values(data: PreparedData) -> None:
     assert is_probe(data)
     assert chance(data) == 1 / PROBE.values
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import losses, said_file, small_config, start_training, wait_for_step
+from tests.processes import PATIENCE
+from tests.training.runs import losses, said_file, small_config, start_training
 from varifocal.data import PreparedData
 from varifocal.training.run import train
 from varifocal.training.trainer import Progress
-
-
-def workers_of(launcher: int) -> list[int]:
-    """The processes that torchrun started."""
-    return [int(number) for number in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
 
 def test_two_processes_equal_one_also_when_one_of_them_was_killed(probe: PreparedData, tmp_path: Path) -> None:
@@ -26,12 +20,11 @@ def test_two_processes_equal_one_also_when_one_of_them_was_killed(probe: Prepare
     train(config, tmp_path / "one")
     (tmp_path / "config.toml").write_text(config.as_toml(), encoding="utf-8")
     two = ("--nproc-per-node", "2")
-    process = start_training(tmp_path / "config.toml", tmp_path / "two", torchrun=two)
-    wait_for_step(process, tmp_path / "two", 5)
-    os.kill(workers_of(process.pid)[1], signal.SIGKILL)
-    assert process.wait(timeout=300) != 0
+    process = start_training(tmp_path / "config.toml", tmp_path / "two", torchrun=two, dies=(1, 5))
+    assert process.wait(timeout=PATIENCE) != 0
+    assert not (tmp_path / "two" / "summary.json").exists()
     process = start_training(tmp_path / "config.toml", tmp_path / "two", "--resume", torchrun=two)
-    process.wait(timeout=300)
+    process.wait(timeout=PATIENCE)
     words = said_file(tmp_path / "two").read_text(encoding="utf-8")
     assert process.returncode == 0, words[-3000:]
     assert words.count("going on from step") == 1

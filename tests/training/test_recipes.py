@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import stat
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import free_port
 from tests.training.runs import SIZES
 from varifocal.data import PreparedData
 from varifocal.training.config import load_config
@@ -61,12 +61,6 @@ print(f"rank {rank} counts {int(total)}", flush=True)
 distributed.destroy_process_group()
 """
 """Dies in its first attempt; in the second one, the first process is there long before the other."""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return int(one.getsockname()[1])
 
 
 def tiny(config: str, data: PreparedData) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE
 from tests.training.runs import records, said_file, small_config, start_training, wait_for_step
 from varifocal.data import PreparedData
 from varifocal.training.checkpoints import checkpoint_paths
@@ -17,7 +18,7 @@ from varifocal.training.config import TrainingConfig
 from varifocal.training.run import train
 from varifocal.training.trainer import Progress
 
-LONG = {"steps": 24, "batch": 4, "micro_batch": 2, "length": 64, "learning_rate": 0.01}
+LONG = {"steps": 60, "batch": 4, "micro_batch": 2, "length": 64, "learning_rate": 0.01}
 
 
 def written(config: TrainingConfig, path: Path) -> Path:
@@ -51,7 +52,7 @@ def test_sigterm_writes_a_checkpoint_first(probe: PreparedData, tmp_path: Path) 
     process = start_training(written(config, tmp_path / "config.toml"), tmp_path / "run")
     wait_for_step(process, tmp_path / "run", 5)
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE)
     words = said_file(tmp_path / "run").read_text(encoding="utf-8")
     assert process.returncode == 143, words
     ((step, path),) = checkpoint_paths(tmp_path / "run" / "checkpoints")

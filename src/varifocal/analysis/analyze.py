@@ -1,4 +1,4 @@
-"""A model and data to an analysis: selection quality, patterns, widths and distances."""
+"""The analysis of a model on data: how good selections are, patterns, widths and distances."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ QUANTITIES = {
     "distance": "mean distance to the keys that top-k selected",
     "window_mass": "share of dense attention inside the window, beyond it",
 }
-"""What is broken down by kind and position."""
+"""The quantities that are broken down by kind of token and by position."""
 RECOVERED = ("window", "top_k", "window_or_top_k", "chosen", "first", "distance")
 WIDTH_BINS = 16
 LOCAL, GLOBAL, RESTING = 0.9, 0.5, 0.5
-"""A head is local from so much mass in the window, global below so much, at rest from so much on the first token."""
+"""A head is local above LOCAL of its mass in the window, global below GLOBAL, and at rest above RESTING on the first
+token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +51,16 @@ class AnalysisPlan:
 
     split: str = "validation"
     length: int | None = None
-    """Tokens of a row; None for the model's context."""
+    """Tokens per row; None for the model's context."""
     tokens: int = 32_768
     """How many tokens to read, in rows spread evenly over the split."""
     window: int | None = None
     """Keys of the window; None for the mechanism's own, or an eighth of the length."""
     k_scale: float | None = None
-    """c of k = ceil(c sqrt(i + 1)); None for the mechanism's own, or 1."""
+    """The factor c in k = ceil(c sqrt(i + 1)); None for the mechanism's own, or 1."""
     resamples: int = RESAMPLES
     seed: int = 0
-    """Of the resampling."""
+    """The seed of the resampling."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("tokens", self.tokens, 1), ("resamples", self.resamples, 2)):
@@ -77,10 +78,10 @@ def analyze(
     """What the model's heads read and its gates decide, with intervals over documents.
 
     Args:
-        model: any model of ours, a pretrained one as `load_pretrained` gives it among them.
-        data: prepared with the model's tokenizer.
+        model: any model of ours, or a pretrained one from `load_pretrained`.
+        data: a data set that was prepared with the model's tokenizer.
         plan: what to read; by default 32,768 tokens of the validation split.
-        on_row: called with rows done and rows in all.
+        on_row: called with the number of rows done and of all rows.
     """
     plan = plan or AnalysisPlan()
     own = own_options(model)
@@ -182,7 +183,7 @@ def selection(
     places = seen.positions[beyond] + 1
     return {
         "queries": int(beyond.sum()),
-        # What a head without any preference would have inside the window.
+        # A head without any preference would have this share inside the window.
         "uniform": float((window / places).mean()),
         **{name: {side: getattr(one, side).reshape(shape) for side in one._fields} for name, one in found.items()},
         "reach": [
@@ -194,7 +195,7 @@ def selection(
 
 
 def reach(window: Interval, first: Interval, head: int) -> str:
-    """local, global, first token or mixed, as far as the intervals tell; mixed also where there is none."""
+    """local, global or first token if the interval says so; otherwise, or without an interval, mixed."""
     if first.low[head] > RESTING:
         return "first token"
     if window.low[head] > LOCAL:
@@ -203,7 +204,7 @@ def reach(window: Interval, first: Interval, head: int) -> str:
 
 
 def context_gain(table: TokenTable, resampling: Resampling) -> dict[str, Any]:
-    """What the text beyond the window is worth, in nats, in all and by the kind of the predicted token."""
+    """What the text beyond the window is worth in nats, overall and by the kind of the predicted token."""
     known = numpy.isfinite(table.values[:, 0])
     whole = mean_with_interval(table, known, resampling)
     found = [(kind, contrast(table, inside & known, outside & known, resampling))
@@ -233,7 +234,7 @@ def width_shares(widths: NDArray[numpy.float32]) -> dict[str, Any]:
 
 
 def distance_shares(shares: NDArray[numpy.float32]) -> dict[str, Any]:
-    """Shares [L, H, D] with the least and the most distance of each bin."""
+    """Shares [L, H, D] with the least and the largest distance of each bin."""
     return {"bins": [bin_edges(place) for place in range(shares.shape[2])], "shares": shares}
 
 
@@ -259,7 +260,7 @@ def own_options(model: VarifocalForCausalLM) -> dict[str, Any]:
 
 
 def as_plain(value: Any) -> Any:
-    """Arrays as lists, six digits of every number, None for what is not finite."""
+    """The value as JSON can hold it: arrays as lists, numbers with six digits, None for what is not finite."""
     if isinstance(value, dict):
         return {name: as_plain(one) for name, one in value.items()}
     if isinstance(value, numpy.ndarray | list | tuple):

@@ -19,22 +19,22 @@ PAIRS = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class AttentionMass:
-    """Of the softmax of the layer's scores over every key of the past. All float32 [H, T], NaN for padding."""
+    """Shares of the softmax of the layer's scores over all past keys. All are float32 [H, T], NaN for padding."""
 
     window: Tensor
-    """On the last keys."""
+    """The mass on the last keys."""
     top_k: Tensor
-    """On the k best keys."""
+    """The mass on the k best keys."""
     window_or_top_k: Tensor
-    """On the keys that are one or the other."""
+    """The mass on keys that are in the window or among the best."""
     first: Tensor
-    """On the document's first key, which heads are known to use as a place to rest."""
+    """The mass on the document's first key, where heads are known to rest."""
     distance: Tensor
     """The mean distance from the query to the keys, weighted by their mass."""
     selected: Tensor | None
-    """On the keys that the mechanism's own top-k selected; None if it has none."""
+    """The mass on the keys that the mechanism's own top-k selected; None if it has no top-k."""
     shares: Tensor
-    """[H, T, D]: by distance 0, 1, 2-3, 4-7, ..."""
+    """[H, T, D]: the mass by distance 0, 1, 2-3, 4-7, ..."""
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def attention_mass(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, 
 
     Args:
         q, k: queries [1, H, T, D] and keys [1, G, T, D] of the layer.
-        said: what the layer's mechanism said: its equation tells how pairs are rated and what was selected.
+        said: the output of the layer's mechanism; its equation tells how pairs are rated and what was selected.
         window: keys of the window, the query's own included.
         top_k: how many keys are the best ones.
     """
@@ -89,7 +89,7 @@ def dense_attention(q: Tensor, keys: Tensor, score: Score, layout: Layout, part:
 def measured(
     mass: Tensor, layout: Layout, part: slice, *, window: int, top_k: TopK, selected: Tensor | None
 ) -> AttentionMass:
-    """What the softmax [H, T', S] of some queries says."""
+    """The masses of some queries, from their softmax [H, T', S]."""
     position, start = layout.position[0, part], layout.start[0, part]
     place = position - start
     distance = position[:, None] - torch.arange(mass.shape[2], device=mass.device)  # [T', S]
@@ -126,7 +126,7 @@ def selected_mass(mass: Tensor, top_k: TopK, selected: Tensor, layout: Layout, p
     size = top_k.block if top_k.select == "blocks" else 1
     read = torch.zeros(*mass.shape[:2], length + 1, dtype=torch.bool, device=mass.device)
     for step in range(size):
-        # What was not selected goes to a column after the last key.
+        # Entries that select nothing mark an extra column after the last key.
         read.scatter_(2, torch.where(selected >= 0, (selected.long() + step).clamp(max=length - 1), length), True)
     distance = position[:, None] - torch.arange(length, device=mass.device)
     own = (distance >= 0) & (distance <= (place % size)[:, None])
@@ -139,5 +139,5 @@ def distance_bin(distance: Tensor) -> Tensor:
 
 
 def distance_bins(length: int) -> int:
-    """How many of them a text of that length has."""
+    """How many such bins a text of that length needs."""
     return (length - 1).bit_length() + 1

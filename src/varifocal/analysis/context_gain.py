@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from varifocal.model.loss import IGNORED, next_token_labels, token_losses
+from varifocal.model.head import token_losses
+from varifocal.model.loss import IGNORED, next_token_labels
 from varifocal.model.modeling import VarifocalForCausalLM
 
 PARTS = 16
@@ -18,7 +19,7 @@ def labelled_losses(model: VarifocalForCausalLM, hidden: Tensor, labels: Tensor)
     """The loss float32 [B, T] of labels [B, T] from the last hidden states [B, T, C]; NaN where there is no label."""
     counted = labels != IGNORED
     losses = torch.full(labels.shape, float("nan"), device=hidden.device)
-    losses[counted] = token_losses(hidden[counted], model.lm_head.weight, labels[counted])
+    losses[counted] = token_losses(model.lm_head, hidden[counted], labels[counted])
     return losses
 
 
@@ -26,8 +27,8 @@ def labelled_losses(model: VarifocalForCausalLM, hidden: Tensor, labels: Tensor)
 def windowed_losses(model: VarifocalForCausalLM, ids: Tensor, documents: Tensor, *, window: int) -> Tensor:
     """The loss [T] of the token after each token [T] when no more than the last `window` tokens are given.
 
-    The text is cut into parts of `window` tokens, each half a window after the one before. Each prediction is
-    taken from the part that gives it the most: it sees more than half a window and at most a whole one.
+    The text is cut into parts of `window` tokens, each starting half a window after the one before. Each prediction is
+    taken from the part that shows it the most text: more than half a window, and at most a whole one.
     """
     length, half = len(ids), max(1, window // 2)
     begins = torch.arange(0, max(1, length - half), half)
@@ -39,7 +40,7 @@ def windowed_losses(model: VarifocalForCausalLM, ids: Tensor, documents: Tensor,
     for part in torch.split(index, PARTS):
         hidden = model.model(input_ids=ids[part], documents=documents[part], use_cache=False).last_hidden_state
         found = labelled_losses(model, hidden, labels[part])
-        # The second half of a part; of the first part both.
+        # Each part gives the predictions of its second half; the first part gives both halves.
         losses[part[:, half:]] = found[:, half:]
         if int(part[0, 0]) == 0:
             losses[part[0, :half]] = found[0, :half]

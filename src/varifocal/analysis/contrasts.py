@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Contrast:
-    """Tokens of a kind against tokens that are not, at equal position. All [U]."""
+    """Tokens of a kind compared with other tokens at equal position. All arrays are [U]."""
 
     difference: Numbers
     low: Numbers
@@ -35,14 +35,14 @@ class Contrast:
     """The difference in standard deviations between tokens."""
     p_value: Numbers
     mean: Numbers
-    """Of the tokens of the kind."""
+    """The mean over the tokens of the kind."""
     tokens: int
     documents: int
     """Documents that have tokens of the kind."""
 
 
 class Sums(NamedTuple):
-    """Of the values of some tokens by document and position: [D, P, U] each."""
+    """Sums and counts of the values of some tokens, by document and position: [D, P, U] each."""
 
     totals: Numbers
     counts: Numbers
@@ -60,7 +60,7 @@ class Resampling:
         return int(self.weights.shape[1])
 
     def error(self, values: Numbers, clusters: int) -> Numbers:
-        """The standard error [U] of estimates [R, U], corrected for few clusters; NaN for less than two."""
+        """The standard error [U] of estimates [R, U], corrected for few clusters; NaN for fewer than two."""
         if clusters < 2:
             return numpy.full(values.shape[1], numpy.nan)
         known = numpy.isfinite(values)
@@ -78,13 +78,13 @@ def resample(documents: int, *, resamples: int = RESAMPLES, seed: int = 0) -> Re
     return Resampling(drawn.astype(numpy.float64))
 
 
-def sums_of(table: TokenTable, chosen: NDArray[numpy.bool_], *, positions: bool = True) -> Sums:
-    """The sums over the chosen tokens [N]; with positions=False all positions are one."""
+def sums_of(table: TokenTable, included: NDArray[numpy.bool_], *, positions: bool = True) -> Sums:
+    """The sums over the included tokens [N]; with positions=False all positions count as one."""
     documents = int(table.documents.max()) + 1
     bins = position_bins(table.positions) if positions else numpy.zeros(len(table.positions), dtype=numpy.int64)
     many = int(position_bins(table.positions).max()) + 1 if positions else 1
-    cells = (table.documents * many + bins)[chosen]
-    values = table.values[chosen].astype(numpy.float64)
+    cells = (table.documents * many + bins)[included]
+    values = table.values[included].astype(numpy.float64)
     known = numpy.isfinite(values)
     shape = (documents, many, values.shape[1])
     totals, counts = numpy.zeros((documents * many, shape[2])), numpy.zeros((documents * many, shape[2]))
@@ -113,13 +113,13 @@ def drawn(weights: Numbers, sums: Sums) -> Sums:
 def stratified_difference(inside: Sums, outside: Sums) -> Numbers:
     """The mean difference [R, U] between two groups of tokens at equal position.
 
-    Each position counts n m / (n + m) for n tokens inside and m outside: its share of what is known of the difference.
+    A position with n tokens inside and m outside has the weight n m / (n + m), which makes the estimate most precise.
     """
     counted = inside.counts + outside.counts
     weights = ratio(inside.counts * outside.counts, counted)
     weights = numpy.nan_to_num(weights)
     ours, theirs = ratio(inside.totals, inside.counts), ratio(outside.totals, outside.counts)
-    # Means of one and the same number differ in their last digits, which are not to be taken for a difference.
+    # Two means of the same number may differ in their last digits, which must not count as a difference.
     differences = numpy.where(numpy.isclose(ours, theirs, rtol=1e-9, atol=0.0), 0.0, ours - theirs)
     return ratio(numpy.where(weights > 0, weights * differences, 0).sum(axis=1), weights.sum(axis=1))
 
@@ -127,7 +127,7 @@ def stratified_difference(inside: Sums, outside: Sums) -> Numbers:
 def contrast(
     table: TokenTable, inside: NDArray[numpy.bool_], outside: NDArray[numpy.bool_], resampling: Resampling
 ) -> Contrast:
-    """The tokens `inside` [N] against those `outside` [N]."""
+    """The tokens `inside` [N] compared with those `outside` [N]."""
     ours, theirs = sums_of(table, inside), sums_of(table, outside)
     once = numpy.ones((1, resampling.documents))
     difference = stratified_difference(drawn(once, ours), drawn(once, theirs))[0]
@@ -148,9 +148,9 @@ def contrast(
     )
 
 
-def mean_with_interval(table: TokenTable, chosen: NDArray[numpy.bool_], resampling: Resampling) -> Interval:
-    """The mean over the chosen tokens [N]."""
-    sums = sums_of(table, chosen, positions=False)
+def mean_with_interval(table: TokenTable, included: NDArray[numpy.bool_], resampling: Resampling) -> Interval:
+    """The mean over the included tokens [N]."""
+    sums = sums_of(table, included, positions=False)
     mean = ratio(sums.totals.sum(axis=0), sums.counts.sum(axis=0))[0]
     resampled = drawn(resampling.weights, sums)
     again = ratio(resampled.totals, resampled.counts)[:, 0]
@@ -165,7 +165,7 @@ def bounds(estimate: Numbers, error: Numbers, clusters: int) -> tuple[Numbers, N
 
 
 def p_values(estimate: Numbers, error: Numbers, clusters: int) -> Numbers:
-    """Of the two-sided t test that the estimate [U] is 0."""
+    """The p-values of the two-sided t test that the estimate [U] is 0."""
     found = numpy.full(estimate.shape, numpy.nan)
     for unit in numpy.flatnonzero(numpy.isfinite(estimate) & numpy.isfinite(error)):
         if error[unit] > 0:
@@ -176,7 +176,7 @@ def p_values(estimate: Numbers, error: Numbers, clusters: int) -> Numbers:
 
 
 def deviations(values: NDArray[numpy.float32]) -> Numbers:
-    """The standard deviation [U] of values [N, U], NaN left out."""
+    """The standard deviation [U] of values [N, U], ignoring NaN."""
     known = numpy.isfinite(values)
     counts = known.sum(axis=0)
     wide = numpy.where(known, values, 0).astype(numpy.float64)

@@ -1,4 +1,4 @@
-"""Analyze a model of any kind and keep what was found, in the run that it belongs to or in a file of one's own."""
+"""Analyzes a model of any kind and saves the result in the run that the model belongs to, or in a given file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def analyze_model(
     out: Path | None = None,
     on_row: Callable[[int, int], None] | None = None,
 ) -> tuple[Analysis, Path | None]:
-    """What was found, and the file that holds it: `out`, or by default analysis/SPLIT.json of the model's run.
+    """The analysis, and the file that holds it: `out`, or by default analysis/SPLIT.json of the model's run.
 
-    The file is None for a model that lies in no run if none is given.
+    If `out` is not given and the model does not belong to a run, nothing is written and the file is None.
     """
     file = default_file(source, plan.split) if out is None else out
     if file is not None:
@@ -39,7 +39,7 @@ def analyze_model(
 
 
 def default_file(model: str, split: str) -> Path | None:
-    """analysis/SPLIT.json of the run that the model is of; None if it is of none."""
+    """analysis/SPLIT.json of the run that the model belongs to; None if it belongs to none."""
     for run in (Path(model), Path(model).parent):
         if (run / CONFIG).is_file() and (run / MODEL).is_dir():
             return run / FOLDER / f"{split}.json"

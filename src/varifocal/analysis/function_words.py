@@ -29,6 +29,6 @@ FUNCTION_WORDS = frozenset(" ".join((ARTICLES, PRONOUNS, PREPOSITIONS, CONJUNCTI
 
 
 def is_function_word(word: str) -> bool:
-    """Whether a word in lower case is one of them, alone or with a clitic: don't, it's, they've."""
+    """Whether a word in lower case is a function word, alone or with a clitic: don't, it's, they've."""
     stem, _, clitic = word.partition("'")
     return word in FUNCTION_WORDS or word.endswith("n't") or (bool(clitic) and stem in FUNCTION_WORDS)

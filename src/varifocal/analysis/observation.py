@@ -1,4 +1,4 @@
-"""A model reads rows of a split; kept is what its heads and gates did at every token."""
+"""Lets a model read rows of a split and keeps what its heads and gates did at every token."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class Observed:
     positions: NDArray[numpy.int64]
     """[N]: how many tokens of the document the model sees before it."""
     kinds: Flags
-    """[N, K]: of the token itself."""
+    """[N, K]: the kinds of the token itself."""
     next_kinds: Flags
-    """[N, K]: of the token that it predicts."""
+    """[N, K]: the kinds of the token that it predicts."""
     gains: Values
-    """[N]: loss with a window of text minus loss with all; NaN where the two see the same, or nothing is predicted."""
+    """[N]: the loss with a window of text minus the loss with all of it; NaN if both see the same text, or if nothing
+    is predicted."""
     values: dict[str, Values]
-    """[N, L, H] by quantity; see docs/analysis.md. NaN where a layer has no such thing or it has no effect."""
+    """[N, L, H] by quantity; see docs/analysis.md. NaN if a layer does not have the quantity or it has no effect."""
     mass_shares: Values
     """[L, H, D]: the share of dense attention by distance, over queries beyond the window."""
     selected_shares: Values
@@ -76,14 +77,14 @@ def observe(
     """Read some rows of a split, one at a time.
 
     Args:
-        model: in evaluation mode.
-        data: the data set; its tokenizer tells the kinds of tokens.
-        split: of the data set.
-        rows: their numbers, ascending.
-        length: tokens of a row.
+        model: a model in evaluation mode.
+        data: the data set; its tokenizer is needed to tell the kinds of tokens.
+        split: a split of the data set.
+        rows: the numbers of the rows, ascending.
+        length: tokens per row.
         window: keys of a window, and tokens of the shorter text.
         top_k: how many keys are the best ones.
-        on_row: called with rows done and rows in all.
+        on_row: called with the number of rows done and of all rows.
     """
     packed, words, reader = split.rows(length=length), count_words(data), DocumentReader(data, split)
     notes: list[list[LayerNotes]] = []
@@ -120,7 +121,7 @@ def observe(
 
 @contextmanager
 def noting(model: VarifocalForCausalLM, *, window: int, top_k: TopK) -> Iterator[list[LayerNotes]]:
-    """While it lasts, every layer's call is noted, layer by layer."""
+    """Inside this context, every call of a layer is noted, in the order of the layers."""
     notes: list[LayerNotes] = []
 
     def note(mechanism: Mechanism[Any], inputs: Any, output: MechanismOutput) -> None:
@@ -137,7 +138,7 @@ def noting(model: VarifocalForCausalLM, *, window: int, top_k: TopK) -> Iterator
 
 
 def layer_notes(q: Tensor, k: Tensor, said: MechanismOutput, *, window: int, top_k: TopK) -> LayerNotes:
-    """What one layer did in a row (B = 1), from its queries and keys and what its mechanism said."""
+    """What one layer did in a row (B = 1), from its queries, its keys and its mechanism's output."""
     assert said.layout is not None
     records = said.records
     place, selected = said.layout.query_place[0], records.get("selected")
@@ -200,7 +201,7 @@ def shares(rows: list[list[Tensor | None]]) -> Values:
 
 
 class DocumentReader:
-    """The documents of a split with their texts, one after the other."""
+    """Reads the documents of a split with their texts, one after another."""
 
     def __init__(self, data: PreparedData, split: TokenSplit) -> None:
         self.split, self.tokenizer = split, data.tokenizer()
@@ -211,14 +212,14 @@ class DocumentReader:
         self._placed: PlacedTokens | None = None
 
     def placed(self, number: int) -> PlacedTokens:
-        """A document's tokens in its text, without its end."""
+        """Where a document's tokens are in its text, without its end token."""
         if self._placed is None or number != self._number:
             self._placed, self._number = place_tokens(self.tokenizer, self.split.document(number)[:-1]), number
         return self._placed
 
 
 def row_kinds(documents: NDArray[numpy.int64], begin: int, reader: DocumentReader, words: WordCounts) -> Flags:
-    """The kinds [T, K] of a row's tokens; its first one is the split's token `begin`."""
+    """The kinds [T, K] of a row's tokens; the row begins at the split's token `begin`."""
     flags = numpy.zeros((len(documents), len(KINDS)), dtype=bool)
     for number in numpy.unique(documents).tolist():
         columns = numpy.flatnonzero(documents == number)

@@ -21,7 +21,7 @@ from varifocal.analysis.token_kinds import KINDS, Kind
 from varifocal.analysis.token_table import TokenTable, bin_edges, position_bins
 
 CLEAR = math.log(2)
-"""Text beyond the window helps a prediction that it makes twice as probable."""
+"""Text beyond the window helps a prediction if it makes it at least twice as probable."""
 FAR_KINDS = (
     Kind(
         "far text helps", "a prediction that the text beyond the window makes at least twice as probable", "known gain"
@@ -32,13 +32,13 @@ Mask = NDArray[numpy.bool_]
 
 
 def kinds_with_gains(kinds: Mask, gains: NDArray[numpy.float32]) -> Mask:
-    """The kinds [N, K] with those of FAR_KINDS after them."""
+    """The kinds [N, K] followed by those of FAR_KINDS."""
     with numpy.errstate(invalid="ignore"):
         return numpy.column_stack([kinds, gains >= CLEAR, gains <= -CLEAR])
 
 
 def groups(kinds: Mask, known: Mask) -> list[tuple[Kind, Mask, Mask]]:
-    """Each kind with its tokens [N] and those that it is compared with."""
+    """Each kind with its tokens [N] and the tokens [N] that it is compared with."""
     names = {kind.name: place for place, kind in enumerate(KINDS)}
     found = []
     for place, kind in enumerate((*KINDS, *FAR_KINDS)[: kinds.shape[1]]):
@@ -55,7 +55,7 @@ def pattern(table: TokenTable, known: Mask, resampling: Resampling, *, heads: tu
     Args:
         table: values [N, L H] of the quantity.
         known: bool [N], where it is known what the text beyond the window is worth.
-        resampling: of the table's documents.
+        resampling: a resampling of the table's documents.
         heads: L and H.
     """
     everything = numpy.ones(len(table.documents), dtype=bool)
@@ -89,7 +89,7 @@ def pattern(table: TokenTable, known: Mask, resampling: Resampling, *, heads: tu
 
 
 def kind_row(kind: Kind, found: Contrast, adjusted_p: float) -> dict[str, Any]:
-    """A kind in the mean over all heads."""
+    """The row of a kind, averaged over all heads."""
     return {
         "kind": kind.name,
         "against": "other tokens" if kind.among is None else f"other tokens of {kind.among}",
@@ -106,7 +106,7 @@ def kind_row(kind: Kind, found: Contrast, adjusted_p: float) -> dict[str, Any]:
 
 
 def whole_model(table: TokenTable) -> TokenTable:
-    """The mean over all layers and heads as the one value of each token."""
+    """A table with one value for each token: the mean over all layers and heads."""
     known = numpy.isfinite(table.values)
     counts = known.sum(axis=1)
     totals = numpy.where(known, table.values, 0).sum(axis=1)
@@ -116,22 +116,22 @@ def whole_model(table: TokenTable) -> TokenTable:
 
 
 def by_position(table: TokenTable, resampling: Resampling, *, heads: tuple[int, int]) -> list[dict[str, Any]]:
-    """The mean over all heads by position, with its interval, and that of each layer."""
+    """The mean over all heads by position, with its interval, and the mean of each layer."""
     bins, whole = position_bins(table.positions), whole_model(table)
     rows = []
     for place in numpy.unique(bins).tolist():
-        chosen = bins == place
-        if not numpy.isfinite(whole.values[chosen]).any():
+        included = bins == place
+        if not numpy.isfinite(whole.values[included]).any():
             continue
-        here: Interval = mean_with_interval(whole, chosen, resampling)
+        here: Interval = mean_with_interval(whole, included, resampling)
         layers = numpy.array([numpy.nanmean(part) if numpy.isfinite(part).any() else numpy.nan
-                              for part in numpy.split(table.values[chosen], heads[0], axis=1)])  # fmt: skip
+                              for part in numpy.split(table.values[included], heads[0], axis=1)])  # fmt: skip
         least, most = bin_edges(place)
         rows.append(
             {
                 "least": least,
                 "most": min(most, int(table.positions.max())),
-                "tokens": int(numpy.isfinite(whole.values[chosen]).sum()),
+                "tokens": int(numpy.isfinite(whole.values[included]).sum()),
                 "mean": here.mean[0],
                 "low": here.low[0],
                 "high": here.high[0],

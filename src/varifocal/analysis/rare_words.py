@@ -1,4 +1,4 @@
-"""How often words come in the train split, to tell the rare ones."""
+"""How often words occur in the train split, to find the rare ones."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from varifocal.analysis.token_kinds import WORD
 from varifocal.data import PreparedData
 
 PER_MILLION = 10
-"""A word that comes at most so often in a million words is rare."""
+"""A word that occurs at most this often in a million words is rare."""
 MOST_TOKENS = 1_000_000
 """Tokens of the train split that are counted, from its beginning."""
 
 
 @dataclass(frozen=True)
 class WordCounts:
-    """How often words come."""
+    """How often words occur."""
 
     counts: Counter[str]
     """By word in lower case, without a possessive 's."""
     words: int
 
     def is_rare(self, word: str) -> bool:
-        """Whether the word comes at most PER_MILLION times in a million."""
+        """Whether the word occurs at most PER_MILLION times in a million words."""
         return self.counts[word] * 1_000_000 <= PER_MILLION * self.words
 
 
 def count_words(data: PreparedData, *, most_tokens: int = MOST_TOKENS) -> WordCounts:
-    """The words of the first documents of the train split."""
+    """Count the words in the first documents of the train split."""
     split, tokenizer = data.split("train"), data.tokenizer()
     counts: Counter[str] = Counter()
     tokens = 0

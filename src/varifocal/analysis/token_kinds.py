@@ -1,4 +1,4 @@
-"""Which kinds of token a text is made of: a token may be of several."""
+"""The kinds of the tokens of a text; a token may have several kinds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KINDS = (
     Kind("code", "on a line that looks like a program, or in a fenced block"),
     Kind("other script", "a word with letters that are not Latin"),
 )
-"""In the order of the tables."""
+"""All kinds, in the order of the tables."""
 
 START = 32
 """Tokens of a document that count as its start."""
@@ -54,7 +54,7 @@ SIGNS_OF_CODE = (
     re.compile(r"^\s*(?:def|class|import|from|return|function|var|let|const|if|for|while|#include|public|private)\b.*[:;({]"),
     re.compile(r"^\s*(?:\w+\s*=\s*\S|</?\w+)"),
 )  # fmt: skip
-"""A line with two of them is taken for code."""
+"""A line with two of these signs counts as code."""
 
 
 def token_kinds(
@@ -65,14 +65,14 @@ def token_kinds(
     is_rare: Callable[[str], bool],
     document_place: int,
 ) -> Flags:
-    """Flags [K, T] for the tokens text[begin:end] of a part of a document, by the first of their letters.
+    """Flags [K, T] for the tokens text[begin:end] of a part of a document; the first letter of a token decides.
 
     Args:
-        text: what the model sees of the document: mentions are counted in it.
+        text: the part of the document that the model sees; mentions are counted in it.
         begins: [T], where tokens begin in the text.
         ends: [T], where they end.
         is_rare: whether a content word, in lower case, is rare.
-        document_place: how many tokens of the document stand before this part.
+        document_place: how many tokens of the document come before this part.
     """
     letters = letter_kinds(text, is_rare)
     flags = numpy.zeros((len(KINDS), len(begins)), dtype=bool)
@@ -86,7 +86,7 @@ def token_kinds(
 
 
 def letter_kinds(text: str, is_rare: Callable[[str], bool]) -> Flags:
-    """Flags [K, letters] of every letter of a text."""
+    """Flags [K, letters] for every letter of a text."""
     flags = numpy.zeros((len(KINDS), len(text)), dtype=bool)
 
     def mark(name: str, begin: int, end: int) -> None:
@@ -120,7 +120,7 @@ def letter_kinds(text: str, is_rare: Callable[[str], bool]) -> Flags:
 
 
 def code_spans(text: str) -> Iterator[tuple[int, int]]:
-    """Where fenced blocks and lines that look like code begin and end."""
+    """The begin and end of every fenced block and of every line that looks like code."""
     for match in FENCE.finditer(text):
         yield match.span()
     begin = 0

@@ -1,4 +1,4 @@
-"""Tokens with what was seen at each: the traces that statistics are made of."""
+"""Tokens with what was observed at each of them: the table that statistics are made from."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class TokenTable:
     """N tokens of several documents, and U values at each: one for every layer and head."""
 
     documents: NDArray[numpy.int64]
-    """[N]: whose token it is. Tokens of one document are not independent; documents are taken to be."""
+    """[N]: the document of the token. Tokens of one document are not independent; documents are assumed to be."""
     positions: NDArray[numpy.int64]
     """[N]: how many tokens of the document the model sees before it."""
     kinds: NDArray[numpy.bool_]
-    """[N, K]: of which kinds it is."""
+    """[N, K]: the kinds of the token."""
     values: NDArray[numpy.float32]
     """[N, U]: NaN where a value means nothing."""
 
@@ -37,5 +37,5 @@ def position_bins(positions: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
 
 
 def bin_edges(place: int) -> tuple[int, int]:
-    """The least and the most of a bin."""
+    """The least and the largest position of a bin."""
     return (0, 0) if place == 0 else (1 << (place - 1), (1 << place) - 1)

@@ -1,4 +1,4 @@
-"""Where the tokens of a document stand in its text."""
+"""Where the tokens of a document are in its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PlacedTokens:
     ends: Places
 
     def part(self, first: int, last: int) -> PlacedTokens:
-        """The tokens first to last, and the text from the one to the other."""
+        """The tokens from `first` up to, but not including, `last`, and the text that they cover."""
         if first >= last:
             return PlacedTokens("", self.begins[:0], self.ends[:0])
         begin, end = int(self.begins[first]), int(self.ends[last - 1])
@@ -29,9 +29,10 @@ class PlacedTokens:
 
 
 def place_tokens(tokenizer: TextTokenizer, tokens: NDArray[numpy.int64]) -> PlacedTokens:
-    """The text of a document's tokens, by tokenizing it again; token by token if that gives others.
+    """The text of a document and the places of its tokens, found by tokenizing the text again.
 
-    It gives others where decoding loses something, such as half a letter at the end of a text.
+    That may give other tokens, if decoding loses something such as half a letter at the end of a text; then the tokens
+    are decoded one by one.
     """
     text = tokenizer.decode(tokens)
     ids: list[int] = []
@@ -49,7 +50,7 @@ def place_tokens(tokenizer: TextTokenizer, tokens: NDArray[numpy.int64]) -> Plac
 
 
 def pieces(tokenizer: TextTokenizer, tokens: NDArray[numpy.int64]) -> PlacedTokens:
-    """The tokens' own texts, one after the other."""
+    """The tokens decoded one by one, and their texts joined."""
     texts = [tokenizer.decode([token]) for token in tokens.tolist()]
     lengths = numpy.array([len(text) for text in texts], dtype=numpy.int64)
     ends = numpy.cumsum(lengths)

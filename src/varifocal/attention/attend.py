@@ -67,6 +67,7 @@ def evaluate(
     layout: Layout,
     shortcuts: Shortcuts | None = None,
     backend: str = "auto",
+    wants_logsumexp: bool = True,
 ) -> Attended:
     """An equation on queries, keys and values that are known to fit their layout."""
     check_equation(q, k, equation, aligned=layout.aligned)
@@ -80,6 +81,7 @@ def evaluate(
         layout=layout,
         normalizer=equation.normalizer,
         shortcuts=shortcuts,
+        wants_logsumexp=wants_logsumexp,
     )
     attended: Attended = prepare(backend, problem, device=q.device.type)()
     return attended

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Protocol, cast
 
+import torch
+
 from varifocal.equations.problem import DivergenceProblem, PoolingProblem, Problem, SummaryProblem
 
 Run = Callable[[], Any]
@@ -115,6 +117,9 @@ def prepare(name: str, problem: Any, *, device: str) -> Run:
         problem: a Problem, or another of the problems of equations/problem.py.
         device: the kind of device that its tensors are on.
     """
+    if name == "auto" and torch.compiler.is_exporting():
+        # An exported program runs where this package is not: it may hold torch's own operators alone.
+        name = "reference"
     if name == "auto":
         reasons: list[tuple[str, str]] = []
         for backend in BACKENDS.values():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from varifocal.attention.precision import wide, wide_linear
+from varifocal.attention.precision import WideLinear, wide, wide_linear
 
 CLOSED = -12.0
 """The logit of a gate that starts closed: its branch has a weight of 6e-6, and a gradient that is still a number."""
@@ -78,9 +78,9 @@ class Gate(nn.Module):
         super().__init__()
         self.config = config
         self.heads = heads
-        self.hidden = nn.Linear(model_width, config.hidden) if config.kind == "mlp" else None
+        self.hidden = WideLinear(model_width, config.hidden) if config.kind == "mlp" else None
         inputs = {"mlp": config.hidden, "linear": model_width}.get(config.kind)
-        self.output = nn.Linear(inputs, heads) if inputs is not None else None
+        self.output = WideLinear(inputs, heads) if inputs is not None else None
         self.static = nn.Parameter(torch.empty(heads)) if config.kind == "static" else None
         self.register_buffer("warmth", torch.ones(()))
         self.reset_parameters()

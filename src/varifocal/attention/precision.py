@@ -35,9 +35,22 @@ def project_heads(heads: Tensor, weight: Tensor) -> Tensor:
     return projected
 
 
-def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer applied to x [..., C] in float32 or wider, autocast or not."""
+class WideLinear(nn.Linear):
+    """A linear layer that computes in float32 or wider, whatever the type of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer applied to x [..., C]."""
+        x = wide(x)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, self.weight.to(x.dtype), bias)
+
+
+def wide_linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """A WideLinear, or what has taken its place (an adapter around it), applied to x [..., C], autocast or not.
+
+    The layer is called, never read: adapters, hooks and other kinds of weights take part.
+    """
     x = wide(x)
-    bias = None if layer.bias is None else layer.bias.to(x.dtype)
     with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x, layer.weight.to(x.dtype), bias)
+        return wide(layer(x))

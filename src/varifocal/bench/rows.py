@@ -1,4 +1,4 @@
-"""The rows of benchmarks that are ours: every mechanism that is known, in each of its ways to run."""
+"""Our own rows of a benchmark: every registered mechanism, in each of its ways to run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REFERENCE = "reference"
 
 
 def rows_of_ours() -> dict[str, tuple[str, dict[str, Any]]]:
-    """By name: a mechanism and its options. One that has several ways to run is there in each of them."""
+    """By name: a mechanism and its options. A mechanism with several ways to run has a row for each of them."""
     found: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, kind in MECHANISMS.items():
         if kind.ways:
@@ -34,7 +34,7 @@ def row_mechanism(name: str) -> Mechanism[Any]:
 
 
 def serves(backend: str, equation: Equation, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether a backend runs an equation on such queries, keys and values."""
+    """Whether a backend runs an equation on queries, keys and values like these."""
     problem = Problem(
         q=q.detach(), k=k.detach(), v=v.detach(), branches=equation.branches, weights=equation.weights,
         score=equation.score, layout=lay_out(q, k, v), normalizer=equation.normalizer,
@@ -43,7 +43,7 @@ def serves(backend: str, equation: Equation, q: torch.Tensor, k: torch.Tensor, v
 
 
 def has_kernel(mechanism: Mechanism[Any], device: str) -> bool:
-    """Whether anything but the reference, which is not made for speed, runs a mechanism on a kind of device."""
+    """Whether any backend but the reference, which is not made for speed, runs a mechanism on a kind of device."""
     length, shape = 2, mechanism.shape
     q = torch.zeros(1, shape.heads, length, shape.head_width, device=device)
     k = torch.zeros(1, shape.kv_heads, length, shape.head_width, device=device)
@@ -53,5 +53,5 @@ def has_kernel(mechanism: Mechanism[Any], device: str) -> bool:
 
 
 def is_worth_timing(mechanism: Mechanism[Any], device: str) -> bool:
-    """Whether a kernel runs a mechanism; where there are no kernels at all, the reference is what there is."""
+    """Whether a kernel runs a mechanism; where there are no kernels at all, the reference is timed instead."""
     return has_kernel(mechanism, device) or not has_kernel(make_mechanism("dense"), device)

@@ -1,4 +1,4 @@
-"""Where a benchmark stands, for a progress bar."""
+"""The progress of a benchmark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """So many steps of all are done, and what is being done now."""
+    """How many of all steps are done, and what is being done now."""
 
     done: int
     total: int

@@ -11,7 +11,7 @@ from varifocal.device import Device
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each repeat of one variant, in the order of the rounds."""
+    """The seconds that one variant took in each round, in the order of the rounds."""
 
     seconds: tuple[float, ...]
 
@@ -39,7 +39,7 @@ def take_turns(
     device: Device,
     warm_up: bool = True,
 ) -> dict[str, Times]:
-    """Run every variant once for warm-up (unless that was done), then `rounds` times in turn."""
+    """Run every variant once to warm up (unless that was done before), then `rounds` times in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for name, number in turns(tuple(runs), rounds):
         if number == 0 and not warm_up:

@@ -15,24 +15,25 @@ from varifocal.cli.compare import Seeds, Settings, Workers, parse_seeds, require
 
 def ablate(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="As for compare; its mechanisms are ignored.")
+        Path | None,
+        typer.Argument(metavar="CONFIG", help="A config as for compare; the mechanisms it lists are ignored."),
     ] = None,
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The folder of the comparison.")] = None,
     ablation: Annotated[
         list[str] | None,
         typer.Option(
-            "--ablation", "-a", help="A name from --list, or a mechanism for all of its own; repeat for several."
+            "--ablation", "-a", help="A name from --list, or a mechanism for all its ablations; repeat for several."
         ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show all ablations and leave.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List all ablations and exit.")] = False,
     set_: Settings = None,
     seeds: Seeds = None,
     workers: Workers = 1,
 ) -> None:
     """Take a mechanism apart: the papers' ablations and those they leave open, by name.
 
-    Each one is trained as in compare, beside dense attention and the mechanism in full; the tables tell the difference
-    to both. Without --ablation all of them are run.
+    Each one is trained as in compare, beside dense attention and the full mechanism; the tables give its difference
+    from both. Without --ablation, all of them run.
 
     [bold]Examples[/bold]
 
@@ -55,7 +56,7 @@ def ablate(
 
 
 def print_ablations() -> None:
-    """Name and question of every ablation."""
+    """Print the name and the question of every ablation."""
     from varifocal.experiments.ablations import every_ablation
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import MOST_SEED, Threads
 from varifocal.cli.tables import print_table, progress_bar
+from varifocal.threads import use_threads
 
 Model = Annotated[
     str,
@@ -24,7 +25,9 @@ Out = Annotated[
 Window = Annotated[
     int | None, typer.Option(min=1, help="Keys that count as near. Default: the mechanism's, or length / 8.")
 ]
-Scale = Annotated[float | None, typer.Option(min=0, help="c of k = c sqrt(n). Default: the mechanism's, or 1.")]
+Scale = Annotated[
+    float | None, typer.Option(min=0, help="The factor c in k = c sqrt(n). Default: the mechanism's, or 1.")
+]
 
 
 def analyze(
@@ -32,20 +35,21 @@ def analyze(
     data: Data,
     out: Out = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
-    length: Annotated[int | None, typer.Option(min=2, help="Tokens of a row; default: the model's context.")] = None,
+    length: Annotated[int | None, typer.Option(min=2, help="Tokens per row. Default: the model's context.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to read, in rows spread over the split.")] = 32_768,
     window: Window = None,
     k_scale: Scale = None,
-    resamples: Annotated[int, typer.Option(min=2, help="Resamplings of the documents, for the intervals.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, help="Of the resampling.")] = 0,
-    tables: Annotated[bool, typer.Option(help="Print the tables, and not the conclusions alone.")] = True,
+    resamples: Annotated[int, typer.Option(min=2, help="How often documents are resampled, for the intervals.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the resampling.")] = 0,
+    tables: Annotated[bool, typer.Option(help="Print the tables too, not only the conclusions.")] = True,
     threads: Threads = None,
 ) -> None:
-    """How much of dense attention a window and top-k recover, and what gates do at which tokens.
+    """Measure how much of dense attention a window and top-k recover, and what gates do at which tokens.
 
-    For each head the share of its attention mass in the window and on the best k keys: is it local or global? For
-    gates, widths and selected keys the mean by kind of token, by position, and where the text beyond the window helps;
-    with 95 % intervals over documents and p-values corrected for all that is asked. `varifocal report` shows it all.
+    For each head, the tables give the share of its attention mass in the window and on the best k keys, and whether it
+    is local or global. For gates, widths and selected keys, they give the mean by kind of token, by position, and where
+    the text beyond the window helps. Intervals are 95 % over documents, and p-values are corrected for the number of
+    comparisons. `varifocal report` shows everything on a page.
 
     \b
     varifocal analyze runs/demo/cells/head_gated-seed0/model --data runs/demo/data
@@ -74,5 +78,5 @@ def analyze(
     for sentence in (*findings(found), gain_sentence(found)):
         console.print(escape(sentence), soft_wrap=True)
     kept = f"\nwritten to {escape(str(file))}; 'varifocal report' shows it"
-    lost = f"\nnot kept: {escape(model)} lies in no run; -o FILE writes it to a file"
+    lost = f"\nnot saved: {escape(model)} does not belong to a run; use -o FILE to write the analysis to a file"
     console.print(lost if file is None else kept, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""varifocal bench attention: our attention beside torch's and that of installed peers."""
+"""varifocal bench attention: our attention beside torch's and that of other installed packages."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from varifocal.cli.options import (
     Threads,
     parse_lengths,
     require_plots,
-    use_threads,
 )
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import find_device, find_dtype
 from varifocal.report.attention_bench import memory_table, speedup_table
 from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 Passes = Annotated[
     str,
-    typer.Option("--pass", help="forward, training (forward and backward), decode (one token); or several, by commas."),
+    typer.Option("--pass", help="forward, training (with the backward pass) or decode (one token); or several: a,b."),
 ]
 Contenders = Annotated[
     list[str] | None, typer.Option("--contender", "-c", help="A row of the table; repeat for several. Default: all.")
 ]
 MemoryAt = Annotated[
-    str | None, typer.Option(help="Lengths at which memory is measured; default: all. It takes a run of each.")
+    str | None, typer.Option(help="Lengths at which memory is measured, in a run of each contender. Default: all.")
 ]
 
 
@@ -54,11 +54,11 @@ def attention(
     rounds: Rounds = 5,
     memory: Memory = True,
     memory_at: MemoryAt = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Short texts and ours only, within a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short texts and few rounds, within minutes.")] = False,
     json_file: JsonFile = None,
     plot: Plot = None,
 ) -> None:
-    """Our attention beside torch's and that of installed peers, on the same inputs, taking turns.
+    """Time our attention beside torch's and that of other installed packages, on the same inputs, taking turns.
 
     Speeds are ratios to torch's causal scaled_dot_product_attention in the same run. A contender that does not agree
     with the float64 reference, outputs and gradients, is not timed. The result file is made for `results/`.
@@ -93,7 +93,7 @@ def attention(
 
 
 def print_result(console: Console, result: AttentionBench) -> None:
-    """Tables of speed and memory, what was not timed and why, and where it was measured."""
+    """Print tables of speed and memory, what was not timed and why, and the machine."""
     for kind in result.passes():
         print_table(console, f"{kind}: speed, {BASELINE} = 1", speedup_table(result, kind))
         if any(row.peak_bytes for row in result.of(kind)):
@@ -101,7 +101,7 @@ def print_result(console: Console, result: AttentionBench) -> None:
     for name, fault in result.faults.items():
         console.print(f"[bold red]not timed:[/bold red] {name}: {fault}", highlight=False)
     for name in result.unchecked:
-        console.print(f"[dim]{name} has a method of its own: timed, not compared[/dim]", highlight=False)
+        console.print(f"[dim]{name} computes something else: timed, but not checked[/dim]", highlight=False)
     shared = result.environment
     console.print(
         f"{shared.processor}, {shared.threads} threads, torch {shared.torch}, matrix products "

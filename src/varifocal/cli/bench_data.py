@@ -1,4 +1,4 @@
-"""varifocal bench data: reading alone, on one core."""
+"""varifocal bench data: the speed of reading alone, on one core."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Data = Annotated[Path | None, typer.Argument(metavar="DATA", help="A prepared da
 def data(
     folder: Data = None,
     lengths: Annotated[str, typer.Option(help="Lengths of the rows, separated by commas.")] = "512,2048,8192",
-    tokens: Annotated[int, typer.Option(min=1 << 16, help="Random tokens to make, without DATA.")] = 1 << 26,
+    tokens: Annotated[int, typer.Option(min=1 << 16, help="Random tokens to make if no DATA is given.")] = 1 << 26,
     rounds: Rounds = 5,
-    steps: Annotated[int, typer.Option(min=1, help="Batches of 65,536 tokens in a turn.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Batches of 65,536 tokens per turn.")] = 32,
     json_file: JsonFile = None,
 ) -> None:
-    """Reading alone, on one core: packed and shuffled rows beside a plain numpy memmap slice, which is the limit.
+    """Time reading alone, on one core: packed and shuffled rows beside a plain numpy memmap slice, which is the limit.
 
-    Rows are compared with the slice before anything is timed. The files lie in the system's cache, as in training after
-    the first epoch.
+    Rows are compared with the slice before anything is timed. The files are in the system's cache, as they are in
+    training after the first epoch.
 
     [bold]Examples[/bold]
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Memory, Preset, Rounds, TextLengths, Threads, parse_lengths, use_threads
+from varifocal.cli.options import JsonFile, Memory, Preset, Rounds, TextLengths, Threads, parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import find_device
 from varifocal.report.model_bench import model_table
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.bench.step import Step
@@ -23,7 +24,7 @@ Contenders = Annotated[
     typer.Option("--contender", "-c", help="A row of the table beside the baselines; repeat for several."),
 ]
 Layers = Annotated[int | None, typer.Option(min=1, help="Fewer layers than the preset's, to try things out.")]
-Precision = Annotated[str, typer.Option(help="float32; or bfloat16: float32 weights, narrow products, as in training.")]
+Precision = Annotated[str, typer.Option(help="float32; or bfloat16 for the products alone, as in training.")]
 MemoryOf = Annotated[
     Path | None,
     typer.Option(help="Only measure the memory of the rows of this result file that have none, and add it there."),
@@ -45,11 +46,12 @@ def model(
     decode: Annotated[int, typer.Option(min=0, help="Tokens to decode after each text; 0 for none.")] = 16,
     json_file: JsonFile = None,
 ) -> None:
-    """A training step (forward, backward, AdamW) and decoding, beside Hugging Face's Qwen3 on the same weights.
+    """Time a training step (forward, backward, AdamW) and decoding beside Hugging Face's Qwen3 on the same weights.
 
-    All take turns in one run. Speeds and memory are ratios to Qwen3 with torch's scaled_dot_product_attention and its
-    own loss; a second baseline has our loss under its layers, so that what remains is the attention. Where Qwen3's
-    loss would not fit into memory, the second one stands in, and a note says so.
+    All contenders take turns in one run. Speeds and memory are ratios to Qwen3 with torch's
+    scaled_dot_product_attention and its own loss. A second baseline has our loss after Qwen3's layers, so that only the
+    attention differs. Where Qwen3's own loss would not fit into memory, the second baseline takes its place, and a note
+    says so.
 
     \b
     varifocal bench model --preset tiny --lengths 256
@@ -86,7 +88,7 @@ def model(
 
 
 def print_result(console: Console, bench: ModelBench) -> None:
-    """A table for each pass, notes, and where it was measured."""
+    """Print a table for each pass, the notes, and the machine."""
     for kind in dict.fromkeys(row.kind for row in bench.rows):
         print_table(console, f"{kind}: {bench.preset}, ratios to {bench.baseline}", model_table(bench, kind))
     for note in bench.notes:

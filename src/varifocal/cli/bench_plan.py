@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Memory, Rounds, TextLengths, Threads, parse_lengths, use_threads
+from varifocal.cli.options import JsonFile, Memory, Rounds, TextLengths, Threads, parse_lengths
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.device import CPU, Device, SharedCpu
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.results.plan_check import PlanCheck
@@ -22,11 +23,11 @@ Contenders = Annotated[
     typer.Option("--contender", "-c", help="A mechanism as `bench model` names them; repeat for several."),
 ]
 Clock = Annotated[
-    str, typer.Option(help="wall; or processor, for a machine that others use too: processor time of one thread.")
+    str, typer.Option(help="wall, or processor: the processor time of one thread, for a machine that others use too.")
 ]
 MemoryOf = Annotated[
     Path | None,
-    typer.Option(help="Only measure the memory of those rows of this result that have none, and predict all anew."),
+    typer.Option(help="Only measure the memory of the rows of this result that have none, and predict all rows again."),
 ]
 
 
@@ -79,7 +80,7 @@ def plan(
 
 
 def find_clock(name: str, threads: int | None) -> Device:
-    """What measures the time."""
+    """The clock of that name; ValueError if it is unknown or does not fit the number of threads."""
     if name not in ("wall", "processor"):
         raise ValueError(f"unknown clock {name!r}; known are wall, processor")
     if name == "processor" and threads != 1:
@@ -88,7 +89,7 @@ def find_clock(name: str, threads: int | None) -> Device:
 
 
 def print_result(console: Console, found: PlanCheck) -> None:
-    """Every step, the errors, and where it was measured."""
+    """Print every step, the errors, and the machine."""
     print_table(console, "a training step of one row: measured and predicted", plan_table(found))
     print_table(console, "errors of the predictions", error_table(found))
     shared, machine = found.environment, found.machine

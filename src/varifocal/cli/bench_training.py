@@ -1,4 +1,4 @@
-"""varifocal bench training: what the training loop costs beside the bare step."""
+"""varifocal bench training: what the training loop costs beyond the bare step."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import torch
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Preset, Threads, use_threads
+from varifocal.cli.options import JsonFile, Preset, Threads
 from varifocal.cli.tables import progress_bar
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 
 def training(
     preset: Preset = "tiny",
     mechanism: Annotated[str, typer.Option("--mechanism", "-m", help="The mechanism of all layers.")] = "head_gated",
-    batch: Annotated[int, typer.Option(min=1, help="Rows in a step.")] = 8,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of a row.")] = 512,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each that are counted.")] = 30,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 8,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per row.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each kind that are counted.")] = 30,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
-    """The steps of `varifocal train` beside bare ones (forward, backward, AdamW) of the same model.
+    """Time the steps of `varifocal train` beside bare steps (forward, backward, AdamW) of the same model.
 
-    They take turns in one process. The loop also reads its data, clips gradients, follows its schedule, watches for
-    what is not a number and writes metrics.
+    They take turns in one process. The training loop also reads its data, clips gradients, follows its schedule, checks
+    for NaN and writes metrics.
 
     Examples
 

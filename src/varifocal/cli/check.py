@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Annotated
@@ -13,17 +14,25 @@ from rich.markup import escape
 from rich.table import Table
 
 from varifocal import MECHANISMS
+from varifocal.cli.options import MOST_SEED
 from varifocal.cli.tables import counting_bar
-from varifocal.conformance import ROWS, Conformance, variants_of
+from varifocal.conformance import ROWS, Conformance, subjects_of
 from varifocal.conformance import check as check_conformance
 from varifocal.device import find_device, find_dtype
 from varifocal.results.conformance import ConformanceRecord, FindingRecord, write_conformance
 from varifocal.results.files import require_folder
 
 MARKS = {"kept": "[green]✓[/green]", "broken": "[bold red]✗[/bold red]", "not offered": "[dim]·[/dim]"}
+PLAIN_MARKS = {"kept": "[green]+[/green]", "broken": "[bold red]x[/bold red]", "not offered": "[dim].[/dim]"}
+"""For where those cannot be shown: both would become a question mark."""
 Mechanisms = Annotated[
     list[str] | None,
-    typer.Option("--mechanism", "-m", help="A mechanism or variant to check; repeat for several. Default: all."),
+    typer.Option(
+        "--mechanism",
+        "-m",
+        help="A mechanism or variant to check, or module:name of a function, a class or a mechanism of your own; "
+        "repeat for several. Default: all.",
+    ),
 ]
 RowNames = Annotated[
     list[str] | None, typer.Option("--row", "-r", help="A row of the table; repeat for several. Default: all.")
@@ -42,29 +51,32 @@ def check(
     heads: Annotated[int, typer.Option(min=1, help="Query heads of the test inputs.")] = 4,
     kv_heads: Annotated[int, typer.Option(min=1, help="Key and value heads of the test inputs.")] = 2,
     head_width: Annotated[int, typer.Option(min=1, help="Width of a head.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed draws other inputs.")] = 0,
     json_file: FindingsFile = None,
 ) -> None:
-    """Hold each mechanism to what training and decoding rely on, and print the table.
+    """Test that each mechanism does what training and decoding rely on, and print the table.
 
     A text must give the same outputs and gradients whole, as a prefix, in chunks, token by token, packed with others,
-    after padding and in any batch; a later token must change nothing at all. Exits with 1 if a promise is broken.
+    after padding and in any batch; a later token must change nothing at all. The exit code is 1 if a promise is broken.
 
     \b
     varifocal check
     varifocal check -m head_gated --backend native --dtype float32
     varifocal check --device cuda
+    varifocal check -m my_package.attention:my_attention
     """
     kind, place = find_dtype(dtype), find_device(device).place
     require_folder(json_file)
-    names = [name for wanted in mechanism or MECHANISMS for name in variants_of(wanted)]
+    # As `python -m` does: what lies in the present folder can be named.
+    sys.path.insert(0, "")
+    subjects = [subject for wanted in mechanism or MECHANISMS for subject in subjects_of(wanted)]
     results = []
     with counting_bar() as bar:
-        task = bar.add_task("", total=len(names))
-        for name in names:
-            bar.update(task, description=name)
+        task = bar.add_task("", total=len(subjects))
+        for subject in subjects:
+            bar.update(task, description=getattr(subject, "__name__", str(subject)))
             found = check_conformance(
-                name, rows=row, backend=backend, dtype=kind, device=place, heads=heads, kv_heads=kv_heads,
+                subject, rows=row, backend=backend, dtype=kind, device=place, heads=heads, kv_heads=kv_heads,
                 head_width=head_width, seed=seed,
             )  # fmt: skip
             results.append(found)
@@ -77,7 +89,8 @@ def check(
 
 
 def print_findings(console: Console, results: list[Conformance], *, title: str) -> None:
-    """The table, what its columns promise, and a sentence for every broken promise."""
+    """Print the table, what its columns promise, and a sentence for every broken promise."""
+    marks_of = PLAIN_MARKS if console.options.ascii_only else MARKS
     shown = {finding.row.name for result in results for finding in result.findings}
     rows = [row for row in ROWS if row.name in shown]
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -86,14 +99,14 @@ def print_findings(console: Console, results: list[Conformance], *, title: str) 
         table.add_column(letter, justify="center", no_wrap=True)
     table.add_column("worst error", justify="right", no_wrap=True)
     for result in results:
-        marks = [MARKS[finding.verdict] for finding in result.findings]
+        marks = [marks_of[finding.verdict] for finding in result.findings]
         table.add_row(result.name, *marks, f"{result.worst:.0e}")
     console.print(table)
     legend = Table.grid(padding=(0, 2))
     for letter, row in zip(ascii_lowercase, rows, strict=False):
         legend.add_row(f"[bold]{letter}[/bold]", f"[bold]{row.name}[/bold]", row.promise)
     console.print(legend)
-    console.print(f"\n{MARKS['kept']} kept  {MARKS['broken']} broken  {MARKS['not offered']} does not apply")
+    console.print(f"\n{marks_of['kept']} kept  {marks_of['broken']} broken  {marks_of['not offered']} does not apply")
     for result in results:
         for finding in result.broken:
             console.print(f"[bold red]{result.name}, {finding.row.name}:[/bold red] {escape(finding.detail)}")

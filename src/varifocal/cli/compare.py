@@ -22,18 +22,20 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file, see
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the comparison.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Another value for the base; repeat for several."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the base; repeat for several."),
 ]
-Seeds = Annotated[str | None, typer.Option(help="Seeds in place of the file's, by commas: 0,1,2.")]
-Workers = Annotated[int, typer.Option(min=1, help="Cells at once, each in its own process; give each fewer threads.")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds instead of the file's, separated by commas: 0,1,2.")]
+Workers = Annotated[
+    int, typer.Option(min=1, help="Cells to run at once, each in its own process; give each fewer threads.")
+]
 
 
 def compare(config: Config, out: Out, set_: Settings = None, seeds: Seeds = None, workers: Workers = 1) -> None:
     """Train every mechanism with every seed on the same data in the same order, and compare.
 
-    OUT holds a run directory for each cell, comparison.json, comparison.md and curves.png. The same command again goes
-    on where it stopped: finished cells are kept, a broken one is resumed; more mechanisms or seeds may be added. The
-    loss on the test split is computed once, at the end.
+    OUT holds a run directory for each cell, comparison.json, comparison.md and curves.png. Run the same command again
+    to continue where it stopped: finished cells are kept, an interrupted one is resumed, and you may add mechanisms or
+    seeds. The loss on the test split is computed once, at the end.
 
     [bold]Examples[/bold]
 
@@ -71,16 +73,14 @@ def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
         print_comparison(console, outcome.comparison)
         console.print(f"\nwritten to {out}: comparison.md, comparison.json, curves.png, cells/", soft_wrap=True)
         if len(plan.seeds) == 1:
-            console.print(
-                "next: the same command with --seeds 0,1,2 adds seeds, and with them intervals", soft_wrap=True
-            )
+            console.print("next: run the same command with --seeds 0,1,2; several seeds give intervals", soft_wrap=True)
     if outcome.failed:
-        console.print("the same command again resumes what failed", soft_wrap=True)
+        console.print("run the same command again to resume what failed", soft_wrap=True)
         raise typer.Exit(1)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """All tables with what was scaled down, and a sentence for each arm."""
+    """Print all tables, each with what was scaled down, and a sentence for each arm."""
     from varifocal.report.comparison_tables import all_tables, legend, verdicts
 
     for title, line, table in all_tables(comparison):
@@ -94,12 +94,12 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
-    """0,1,2 as numbers."""
+    """The seeds in a text such as 0,1,2; None if none were given."""
     return None if text is None else parse_numbers(text, what="seeds")
 
 
 def require_packages() -> None:
-    """ValueError unless the packages of the extras `training` and `plots` are here: better now than after the work."""
+    """ValueError unless the extras `training` and `plots` are installed: better now than after hours of training."""
     missing = [name for name in ("transformers", "accelerate", "matplotlib") if not importlib.util.find_spec(name)]
     if missing:
         raise ValueError(f"this needs {', '.join(missing)}; install with: pip install 'varifocal[training,data,plots]'")

@@ -1,4 +1,4 @@
-"""varifocal data: documents to tokens, what they are like, and questions to probe attention with."""
+"""varifocal data: prepares data sets of tokens, inspects them, and makes questions that probe attention."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from varifocal.cli.data_inspect import inspect
 from varifocal.cli.data_prepare import prepare
 from varifocal.cli.data_probe import probe
 
-data = typer.Typer(no_args_is_help=True, help="Make data sets of tokens, look at them, make questions for attention.")
+data = typer.Typer(no_args_is_help=True, help="Prepare data sets of tokens, inspect them, and probe attention.")
 for verb in (prepare, inspect, probe):
     data.command()(verb)
 
 
 @data.callback()
 def data_sets() -> None:
-    """Make data sets of tokens, look at them, make questions for attention."""
+    """Prepare data sets of tokens, inspect them, and probe attention."""

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from varifocal.cli.data_tables import print_splits, require_packages
-from varifocal.cli.options import Plot, require_plots
+from varifocal.cli.options import MOST_SEED, Plot, require_plots
 from varifocal.cli.tables import print_table
 from varifocal.data import open_data
 from varifocal.report.data_report import histogram, length_table
@@ -23,17 +23,17 @@ ReportFile = Annotated[Path | None, typer.Option("--json", help="Also write the 
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set.", show_default=False)],
-    window: Annotated[int, typer.Option(min=1, help="Which documents are longer than this?")] = 512,
+    window: Annotated[int, typer.Option(min=1, help="Window in tokens; how many documents are longer?")] = 512,
     samples: Annotated[int, typer.Option(min=0, help="Documents to show.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed shows other documents.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed shows other documents.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Verify every byte first, however large the data.")] = False,
     json_file: ReportFile = None,
     plot: Plot = None,
 ) -> None:
     """Show what a data set holds: lengths, bytes per token, what lies beyond a window, a few documents.
 
-    The share of documents longer than the window, and of tokens that lie beyond it, is what attention to the whole text
-    could gain.
+    The shares of documents longer than the window, and of tokens that lie beyond it, bound what attention to the whole
+    text can gain.
 
     [bold]Examples[/bold]
 
@@ -61,7 +61,7 @@ def inspect(
 
 
 def print_report(console: Console, report: DataReport) -> None:
-    """Lengths of each split, a histogram of the first, and samples."""
+    """Print the lengths of each split, a histogram of the first, and samples."""
     print_table(console, None, length_table(report))
     name, (header, *body) = histogram(report)
     table = Table(title=f"length of documents in {name}", box=None, pad_edge=False, title_justify="left")

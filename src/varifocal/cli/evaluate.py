@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Threads, use_threads
+from varifocal.cli.options import JsonFile, Threads
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.data import PreparedData
@@ -21,16 +22,16 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="A model's folder.")],
     data: Annotated[Path, typer.Option(help="A data set made by `varifocal data prepare`.")],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
-    length: Annotated[int | None, typer.Option(min=2, help="Tokens of a row; default: the model's context.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows at once.")] = 4,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens; default: all.")] = None,
+    length: Annotated[int | None, typer.Option(min=2, help="Tokens per row. Default: the model's context.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 4,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens. Default: all.")] = None,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Loss, perplexity and bits per byte, and the loss by how much of its document a token can see.
+    """Measure loss, perplexity and bits per byte, and the loss by how much of its document a token can see.
 
-    If the loss goes on falling beyond the window, the context beyond it helps. Bits per byte can be compared between
-    tokenizers and languages. For a probe (`varifocal data probe`) also the share of right answers by distance.
+    If the loss keeps falling beyond the window, the context beyond it helps. Bits per byte can be compared between
+    tokenizers and languages. For a probe (`varifocal data probe`), it also measures the right answers by distance.
 
     \b
     varifocal evaluate runs/demo/cells/dense-seed0/model --data runs/demo/data
@@ -55,7 +56,7 @@ def evaluate(
 
 
 def print_evaluation(console: Console, result: Evaluation, data: PreparedData) -> None:
-    """The loss, its curve, and the right answers to a probe."""
+    """Print the loss, its curve, and the right answers to a probe."""
     console.print(
         f"loss {result.loss:.4f} nats a token, perplexity {result.perplexity:.2f}, {result.bits_per_byte:.4f} bits per "
         f"byte ({result.tokens:,} tokens, rows of {result.length})",

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import Threads
+from varifocal.threads import use_threads
 
 
 def explore(
@@ -21,17 +22,17 @@ def explore(
         ),
     ],
     other: Annotated[
-        str | None, typer.Argument(metavar="[MODEL2]", help="A second one, side by side.", show_default=False)
+        str | None, typer.Argument(metavar="[MODEL2]", help="A second model, beside the first.", show_default=False)
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of the longest text; default: the context that each model was made for."),
+        typer.Option(min=1, help="Tokens of the longest text. Default: the context that each model was made for."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free one.")] = 8765,
-    host: Annotated[str, typer.Option(help="Where to listen; by default for this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Address to listen on; by default only for this machine.")] = "127.0.0.1",
     token: Annotated[
         str | None,
-        typer.Option(help="The secret part of the address, to keep it between starts; default: a random one."),
+        typer.Option(help="The secret part of the page's address, to keep it between starts. Default: a random one."),
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     threads: Threads = None,
@@ -39,8 +40,8 @@ def explore(
     """Open a page on which you type a text and see what each token reads.
 
     Tokens are coloured by their gates; choose layer and head, hold all gates at local or global, see the keys that a
-    token reads and what the model expects next. The page is served to this machine alone, under an address with a
-    random part; nothing is loaded from elsewhere. Ctrl-C ends it.
+    token reads and what the model expects next. The page is served to this machine only, under an address with a
+    random part; nothing is loaded from elsewhere. Ctrl-C stops it.
 
     \b
     varifocal explore runs/demo/cells/head_gated-seed0/model
@@ -66,7 +67,7 @@ def explore(
 
     def ready(address: str) -> None:
         console.print(f"[bold]{escape(address)}[/bold]")
-        console.print("Ctrl-C ends it", style="dim")
+        console.print("Ctrl-C stops it", style="dim")
         if browser:
             webbrowser.open(address)
 

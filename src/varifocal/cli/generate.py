@@ -1,7 +1,8 @@
-"""varifocal generate: a model goes on with a text."""
+"""varifocal generate: a model continues a text."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,22 +12,28 @@ import torch
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import MOST_SEED, Threads
+from varifocal.threads import use_threads
 
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A model's folder, with its tokenizer.json.")],
-    prompt: Annotated[str, typer.Argument(help="The text to go on with; - reads it from standard input.")],
-    tokens: Annotated[int, typer.Option(min=1, help="At most so many new tokens.")] = 200,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 200,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 takes the likeliest token, higher values draw more freely.")
+        float, typer.Option(min=0.0, help="0 takes the likeliest token; higher values draw more freely.")
     ] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens of this sum.")] = 0.95,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many likeliest tokens; 0 for all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Draw the same text again.")] = None,
+    top_p: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens that together have this probability."),
+    ] = 0.95,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from this many likeliest tokens; 0 for all.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MOST_SEED, help="The same seed draws the same text again.")
+    ] = None,
     threads: Threads = None,
 ) -> None:
-    """Go on with a text, token by token as they come, and say how fast.
+    """Continue a text, print each token as it comes, and report the speed.
 
     \b
     varifocal generate runs/demo/model "The state of the union"
@@ -36,15 +43,15 @@ def generate(
     from varifocal.retrofit.opening import open_with_tokenizer
 
     use_threads(threads)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_prompt(prompt)
     loaded, tokenizer = open_with_tokenizer(model)
     ids = torch.tensor([tokenizer.encode(text)], dtype=torch.int64)
     if not ids.numel():
-        raise ValueError("the prompt is empty; give at least one word to go on with")
+        raise ValueError("the prompt is empty; give at least one word to continue")
     if int(ids.max()) >= loaded.config.vocab_size:
         raise ValueError(
-            f"the tokenizer of {model} gives token {int(ids.max())}, but the model knows {loaded.config.vocab_size}; "
-            "it is another model's tokenizer"
+            f"the tokenizer of {model} gives token {int(ids.max())}, but the model's vocabulary has "
+            f"{loaded.config.vocab_size}; use the tokenizer that the model was trained with"
         )
     if seed is not None:
         torch.manual_seed(seed)
@@ -65,3 +72,15 @@ def generate(
     mechanism = loaded.config.mechanism
     name = mechanism if isinstance(mechanism, str) else "+".join(dict.fromkeys(mechanism))
     console.print(f"{count} tokens, {count / seconds:.1f} a second ({name})", style="dim", highlight=False)
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, or what standard input holds, as UTF-8 whatever the locale says; ValueError if it is not."""
+    # Python keeps the bytes of an argument that the locale cannot decode: these are they.
+    content = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the prompt must be a text in UTF-8, but its byte {error.start} is 0x{content[error.start]:02x}"
+        ) from error

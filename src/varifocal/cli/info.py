@@ -18,13 +18,13 @@ from varifocal.kernels.native import library
 
 def info(
     preset: Annotated[
-        str | None, typer.Option(help="Instead: parameters, FLOPs and cache bytes of this preset with each mechanism.")
+        str | None, typer.Option(help="Show parameters, FLOPs and cache bytes of this preset with each mechanism.")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="With --preset: tokens of a text; default: the preset's context.")
+        int | None, typer.Option(min=1, help="With --preset: tokens of a text. Default: the preset's context.")
     ] = None,
 ) -> None:
-    """Say which backends run here and why others do not; or what a preset's model costs.
+    """Show which backends run here and why others do not; or, with --preset, what a model costs.
 
     \b
     varifocal info
@@ -62,11 +62,11 @@ def flex_status() -> str:
     """What FlexAttention can do here."""
     if torch.cuda.is_available():
         return "runs: on cuda, forward and backward; on the CPU outputs only"
-    return "outputs only, for checking: FlexAttention has no backward on a CPU, and no GPU is here"
+    return "outputs only, for checking: FlexAttention has no backward pass on a CPU, and there is no GPU here"
 
 
 def print_preset(console: Console, name: str, length: int | None) -> None:
-    """Parameters by part, and for each mechanism its own, the work of a token and its place in the cache."""
+    """Print the parameters by part and, for each mechanism, its own, the work of a token and its bytes in the cache."""
     from varifocal.model import preset
     from varifocal.plan.cost import cache_size, flops_per_token, parameters_by_part
 
@@ -97,7 +97,7 @@ def print_preset(console: Console, name: str, length: int | None) -> None:
         )
     console.print(table)
     console.print(
-        "FLOPs of a forward pass, a mean over the text; training takes three times as many. Reading: attention to the "
-        "keys read; rating: what decides which. Cache in float32.",
+        "FLOPs are those of a forward pass, averaged over the text; training takes three times as many. Reading is "
+        "attention to the keys that are read; rating decides which keys these are. The cache is in float32.",
         style="dim",
     )

@@ -1,9 +1,10 @@
-"""varifocal: the command that gathers the verbs."""
+"""varifocal: the command line, with all its verbs."""
 
 from __future__ import annotations
 
+import io
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -34,9 +35,9 @@ app = typer.Typer(
     help="""Attention that adapts its focus between near and far.
 
     Every query decides, from its own content, how much to read from the tokens near it and how much from the whole
-    text. This command checks, measures and explains the mechanisms of the library; each verb has a --help of its own.
+    text. This command checks, measures and explains the mechanisms of the library; each verb has its own --help.
 
-    Start with [bold]varifocal check[/bold], which holds every mechanism to what training and decoding rely on.""",
+    Start with [bold]varifocal check[/bold]: it tests that every mechanism does what training and decoding rely on.""",
 )
 app.command()(check)
 app.command()(info)
@@ -55,7 +56,7 @@ app.add_typer(data, name="data")
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and leave, if asked for."""
+    """Print the version and exit, if asked to."""
     if wanted:
         typer.echo(f"varifocal {varifocal.__version__}")
         raise typer.Exit
@@ -64,18 +65,43 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that stand before a verb."""
+    """Options that come before the verb."""
 
 
 def run() -> None:
     """Run the command line; a user's mistake ends with one sentence and exit code 2."""
+    show_all_characters()
     try:
         app()
     except (ValueError, OSError) as mistake:
-        Console(stderr=True).print(
-            f"[bold red]varifocal:[/bold red] {escape(str(mistake))}", highlight=False, soft_wrap=True
-        )
-        sys.exit(2)
+        end_with(str(mistake))
+    except (MemoryError, RuntimeError) as error:
+        if not is_want_of_memory(error):
+            raise
+        end_with(f"there is not enough memory for this ({one_line(error)}); use smaller sizes")
+
+
+def show_all_characters() -> None:
+    """Where the terminal or file takes no Unicode, put ? for what it cannot show instead of ending with a trace."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def is_want_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory could not be had; torch says so in a RuntimeError, each allocator its way."""
+    words = str(error)
+    return isinstance(error, MemoryError) or "can't allocate memory" in words or "out of memory" in words
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def end_with(sentence: str) -> NoReturn:
+    """Say what is wrong in one sentence, and end with exit code 2."""
+    Console(stderr=True).print(f"[bold red]varifocal:[/bold red] {escape(sentence)}", highlight=False, soft_wrap=True)
+    sys.exit(2)

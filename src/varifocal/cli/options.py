@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how they are read."""
+"""Options that several verbs share, and how they are parsed."""
 
 from __future__ import annotations
 
@@ -6,32 +6,27 @@ import importlib.util
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")]
+MOST_SEED = (1 << 32) - 1
+"""What every generator of random numbers takes."""
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: torch's own number.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.", dir_okay=False)]
-Plot = Annotated[Path | None, typer.Option(help="Draw it to this file, .png or .svg.", dir_okay=False)]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds in which all take turns.")]
-Memory = Annotated[bool, typer.Option(help="Measure peak memory too, each in a process of its own.")]
-TextLengths = Annotated[str, typer.Option(help="Lengths of the text, separated by commas.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw the result to this file (.png or .svg).", dir_okay=False)]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; in each, all contenders take turns.")]
+Memory = Annotated[bool, typer.Option(help="Also measure peak memory, each in its own process.")]
+TextLengths = Annotated[str, typer.Option(help="Lengths of the texts, separated by commas.")]
 Preset = Annotated[str, typer.Option(help="A preset; `varifocal info --preset NAME` shows its sizes.")]
 
 
-def use_threads(threads: int | None) -> None:
-    """Compute with so many threads; None leaves it to torch."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
 def require_plots(plot: Path | None) -> None:
-    """ValueError if a picture is asked for and cannot be drawn."""
+    """ValueError if a picture was asked for but cannot be drawn."""
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib; install it with: pip install 'varifocal[plots]'")
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0, separated by commas."""
+    """The lengths in a text such as 512,1024, sorted: whole numbers of at least 1."""
     lengths = tuple(sorted(set(parse_numbers(text, what="lengths"))))
     if lengths[0] < 1:
         raise ValueError(f"lengths must be at least 1, got {text!r}")
@@ -39,7 +34,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 
 def parse_numbers(text: str, *, what: str) -> tuple[int, ...]:
-    """Whole numbers, separated by commas."""
+    """The whole numbers in a text such as 0,1,2."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -47,7 +42,7 @@ def parse_numbers(text: str, *, what: str) -> tuple[int, ...]:
 
 
 def parse_count(text: str) -> float:
-    """A number such as 250000, 3.3B, 500M or 1e9."""
+    """The value of a text such as 250000, 3.3B, 500M or 1e9."""
     units = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
     digits, unit = (text[:-1], units[text[-1].lower()]) if text[-1:].lower() in units else (text, 1.0)
     try:

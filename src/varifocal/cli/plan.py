@@ -1,4 +1,4 @@
-"""varifocal plan: what a training will take before anybody pays for it."""
+"""varifocal plan: what a training run will take, before anybody pays for it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ Gpu = Annotated[
     str, typer.Option(help="v100, a10, l4, l40s, 3090, 4090, a100-40, a100-80, h100, h200; or this-machine.")
 ]
 MicroBatch = Annotated[
-    int | None, typer.Option(min=1, help="Rows that a GPU computes at once; default: the most that fits.")
+    int | None, typer.Option(min=1, help="Rows that a GPU computes at once. Default: the most that fit.")
 ]
 Checkpointing = Annotated[
-    bool, typer.Option("--checkpointing", help="Keep a layer's input only, and compute the rest twice.")
+    bool, typer.Option("--checkpointing", help="Keep only the input of each layer, and compute the rest twice.")
 ]
 Price = Annotated[
-    float | None, typer.Option(min=0, help="Dollars an hour of one GPU; default: the table's, an assumption.")
+    float | None, typer.Option(min=0, help="Dollars an hour for one GPU. Default: the table's price, an assumption.")
 ]
 Calibration = Annotated[
     Path | None,
     typer.Option(
-        help="For this-machine: its rates from this result of `varifocal bench plan` instead of a measurement.",
+        help="For this-machine: take its rates from this result of `varifocal bench plan` instead of measuring them.",
         dir_okay=False,
     ),
 ]
 Papers = Annotated[
-    bool, typer.Option("--papers", help="Instead: the papers' tables of memory and speed beside the arithmetic.")
+    bool, typer.Option("--papers", help="Show the papers' tables of memory and speed beside the cost model's.")
 ]
 PredictionsFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the predictions to this file.", dir_okay=False)
@@ -51,10 +51,10 @@ def plan(
     preset: Preset = "qwen-134m",
     mechanism: Mechanisms = None,
     gpu: Gpu = "a100",
-    gpus: Annotated[int, typer.Option(min=1, help="How many, data parallel; more than 8 are several nodes.")] = 8,
+    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs, data parallel; more than 8 make several nodes.")] = 8,
     tokens: Annotated[str, typer.Option(help="Tokens to train on, such as 500M or 10B.")] = "10B",
-    context: Annotated[int | None, typer.Option(min=2, help="Tokens of a row; default: the preset's.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Rows of an optimizer step, over all GPUs.")] = 512,
+    context: Annotated[int | None, typer.Option(min=2, help="Tokens per row. Default: the preset's.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows per optimizer step, over all GPUs.")] = 512,
     micro_batch: MicroBatch = None,
     precision: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     checkpointing: Checkpointing = False,
@@ -63,11 +63,11 @@ def plan(
     papers: Papers = False,
     json_file: PredictionsFile = None,
 ) -> None:
-    """Predict memory by part, tokens a second, hours and cost of a training, for each mechanism.
+    """Predict memory by part, tokens a second, hours and cost of a training run, for each mechanism.
 
-    A cost model says so, which docs/scaling.md writes down: operations and bytes of a step are counted from the code,
-    and a GPU reaches an assumed part of its data sheet. The assumptions are printed with the answer. Nothing here was
-    run on a GPU; `varifocal bench plan` compares the model with this machine.
+    The predictions come from the cost model of docs/scaling.md: it counts operations and bytes of a step from the code
+    and assumes what part of its data sheet a GPU reaches. The assumptions are printed with the answer. Nothing here was
+    run on a GPU; `varifocal bench plan` compares the cost model with this machine.
 
     \b
     varifocal plan --preset qwen-134m --gpu a100 --gpus 8 --tokens 10B --context 2048
@@ -98,7 +98,7 @@ def plan(
 
 
 def print_predictions(console: Console, found: PlanPrediction, preset: str, *, price: float | None) -> None:
-    """What each mechanism takes, its memory and time by part, what does not fit, and all that is assumed."""
+    """Print what each mechanism takes, its memory and time by part, what does not fit, and all that is assumed."""
     from varifocal.report.prediction import assumed, misfits, parts_tables, prediction_table, prediction_title, rates
 
     print_table(console, prediction_title(found, preset), prediction_table(found))
@@ -121,7 +121,7 @@ def print_predictions(console: Console, found: PlanPrediction, preset: str, *, p
 
 
 def print_papers(console: Console, hardware: Hardware, *, gpus: int, context: int | None) -> None:
-    """The papers' orders of memory and speed beside the arithmetic's, for our kernels and for prototypes."""
+    """Print the papers' orders of memory and speed beside the cost model's, for our kernels and for prototypes."""
     from varifocal.plan.paper_plan import WAYS, paper_checks
 
     for table, ways in paper_checks(hardware, gpus=gpus, context=context):
@@ -135,4 +135,4 @@ def print_papers(console: Console, hardware: Hardware, *, gpus: int, context: in
             for sentence in check.disagreements:
                 console.print(f"[yellow]{way}:[/yellow] {sentence}", highlight=False, soft_wrap=True)
             if not check.disagreements:
-                console.print(f"[green]{way}:[/green] the paper's order", highlight=False)
+                console.print(f"[green]{way}:[/green] the same order as the paper's", highlight=False)

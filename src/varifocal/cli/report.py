@@ -1,4 +1,4 @@
-"""varifocal report: run files to one HTML page."""
+"""varifocal report: one HTML page from the files of runs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The page. Default: report.html in the first folder.", dir_okay=False),
+        typer.Option(
+            "--out", "-o", help="The page to write. Default: report.html in the first folder.", dir_okay=False
+        ),
     ] = None,
     bench: Annotated[
         Path | None, typer.Option(help="A result of `varifocal bench attention`, for speed and memory.", dir_okay=False)
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page; default: the first comparison's.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page. Default: the first comparison's.")] = None,
 ) -> None:
     """Write one HTML page that needs no network: the question and the answer, tables, curves, gates, patterns.
 
-    It reads files only: of `varifocal train`, `compare`, `ablate`, `analyze` and `bench attention`. What is missing or
-    broken is named on the page. Every figure has its numbers as CSV and the command that made them.
+    It only reads files that `varifocal train`, `compare`, `ablate`, `analyze` and `bench attention` wrote, and names
+    those that are missing or broken. Every figure comes with its numbers as CSV and the command that made them.
 
     \b
     varifocal report runs/demo

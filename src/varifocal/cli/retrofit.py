@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import Threads, use_threads
+from varifocal.cli.options import MOST_SEED, Threads
 from varifocal.cli.tables import counting_bar
+from varifocal.threads import use_threads
 
 Source = Annotated[
     str,
@@ -22,16 +23,20 @@ Source = Annotated[
 Out = Annotated[Path, typer.Argument(help="The new folder, for the model and its tokenizer.", show_default=False)]
 MechanismOptions = Annotated[
     list[str] | None,
-    typer.Option("--option", "-o", help="An option of it, as window=128 or gate.start=-4; repeat for several."),
+    typer.Option(
+        "--option", "-o", help="An option of the mechanism, such as window=128 or gate.start=-4; repeat for several."
+    ),
 ]
 Context = Annotated[
     int | None,
-    typer.Option(min=1, help="The longest text that is to start as it was. Default: the model's own, up to 2048."),
+    typer.Option(
+        min=1, help="The longest text on which the model must start as it was. Default: its own context, up to 2048."
+    ),
 ]
 Text = Annotated[
-    Path | None, typer.Option(help="A text in UTF-8 to measure on, and with --adapt to train on.", dir_okay=False)
+    Path | None, typer.Option(help="A text in UTF-8 to measure on and, with --adapt, to train on.", dir_okay=False)
 ]
-Validate = Annotated[Path | None, typer.Option(help="Another text, to measure on in place of --text.", dir_okay=False)]
+Validate = Annotated[Path | None, typer.Option(help="Another text to measure on, instead of --text.", dir_okay=False)]
 RunsFile = Annotated[
     Path | None, typer.Option("--json", help="Add what was measured to the runs in this file.", dir_okay=False)
 ]
@@ -46,18 +51,18 @@ def retrofit(
     text: Text = None,
     validate: Validate = None,
     rows: Annotated[int, typer.Option(min=1, help="How many texts of --context tokens to measure on.")] = 4,
-    adapt: Annotated[int, typer.Option(min=0, help="Steps of training on --text before it is saved.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Texts of --context tokens in a step.")] = 1,
+    adapt: Annotated[int, typer.Option(min=0, help="Training steps on --text before the model is saved.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Texts of --context tokens per step.")] = 1,
     rate: Annotated[float, typer.Option(help="Learning rate of --adapt.")] = 1e-4,
     mechanism_rate: Annotated[float, typer.Option(help="Learning rate of the mechanism's own parameters.")] = 1e-3,
-    seed: Annotated[int, typer.Option(min=0, help="Of the mechanism's new parameters.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the mechanism's new parameters.")] = 0,
     threads: Threads = None,
     json_file: RunsFile = None,
 ) -> None:
     """Give a pretrained model adaptive attention, starting as the dense model where the mechanism can.
 
-    Gates start closed to the new branch, scales start neutral; what is promised is printed, and with --text measured
-    against the source. A folder that exists is never touched.
+    Gates start closed to the new branch, and scales start neutral. The command prints what this start promises and,
+    with --text, measures it against the source. It never touches a folder that exists.
 
     [bold]Examples[/bold]
 
@@ -87,7 +92,7 @@ def retrofit(
 
 
 def require_model_extra() -> None:
-    """ValueError if what the model needs is not installed."""
+    """ValueError unless the packages of the extra `model` are installed."""
     if importlib.util.find_spec("transformers") is None:
         raise ValueError("this command needs transformers; install it with: pip install 'varifocal[model]'")
 

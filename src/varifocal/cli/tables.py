@@ -1,4 +1,4 @@
-"""Tables of results in the terminal, and the bar while they are being made."""
+"""Result tables in the terminal, and the progress bars that are shown while the results are made."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rich.table import Table
 
 
 def progress_bar() -> Progress:
-    """A bar with what is being done and for how long, gone when it is over."""
+    """A bar that shows what is being done and for how long; it disappears at the end."""
     return Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), transient=True)
 
 
 def counting_bar(unit: str = "", *, console: Console | None = None) -> Progress:
-    """The same with how many are done; on the console that prints meanwhile."""
+    """The same bar with a count of what is done; `console` is where other output is printed meanwhile."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     words = [TextColumn(unit)] if unit else []
     return Progress(*columns, *words, TimeElapsedColumn(), console=console, transient=True)
 
 
 def print_table(console: Console, title: str | None, rows: list[list[str]]) -> None:
-    """A table with its first column to the left and numbers to the right."""
+    """Print a table with its first column aligned left and the others, which hold numbers, aligned right."""
     header, *body = rows
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(header):

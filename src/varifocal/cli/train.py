@@ -1,4 +1,4 @@
-"""varifocal train: a config to a run directory."""
+"""varifocal train: trains what a config describes, into a run directory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the run.", show_default=False)]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Lay a setting over the config; repeat for several."),
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the config; repeat for several."),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on from the newest whole checkpoint, as if never interrupted.")
+    bool, typer.Option("--resume", help="Continue from the newest complete checkpoint, as if never interrupted.")
 ]
 
 
 def train(config: Config, out: Out, setting: Settings = None, resume: Resume = False) -> None:
-    """Train a model as a config says, into a run directory.
+    """Train a model as a config describes, into a run directory.
 
-    OUT gets the resolved config, metrics.jsonl, what the gates did, checkpoints, the model and last summary.json.
-    Killed at any moment, the same command with --resume gives what it would have given. SIGTERM and Ctrl-C write a
-    checkpoint first.
+    OUT receives the resolved config, metrics.jsonl, what the gates did, checkpoints, the model and, last, summary.json.
+    If the run is killed, at any moment, the same command with --resume ends with the result that the run would have
+    had. SIGTERM and Ctrl-C write a checkpoint first.
 
     [bold]Examples[/bold]
 
@@ -64,7 +64,7 @@ def train(config: Config, out: Out, setting: Settings = None, resume: Resume = F
 
 
 def training_bar(console: Console) -> Progress:
-    """A bar with loss, speed and time left."""
+    """A bar that shows loss, speed and time left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -77,7 +77,7 @@ def training_bar(console: Console) -> Progress:
 
 
 class TrainingBar:
-    """Shows how far a run is, and prints notes and validations above the bar."""
+    """Shows the progress of a run, and prints notes and validations above the bar."""
 
     def __init__(self, bar: Progress, *, steps: int) -> None:
         self.bar, self.numbers = bar, ""
@@ -110,11 +110,11 @@ def duration(seconds: float) -> str:
 
 
 def print_summary(console: Console, out: Path, found: RunSummary) -> None:
-    """What the run found, and what to do with it."""
+    """Print what the run reached, and what to do next."""
     console.print(
         f"{out} finished: validation loss {found.validation_loss:.4f}, {found.bits_per_byte:.4f} bits per byte, "
         f"{found.parameters:,} parameters, {found.tokens:,} tokens in {duration(found.seconds)} "
-        f"({found.tokens_per_second:,.0f} tokens/s), {found.peak_bytes / 2**20:,.0f} MB at most",
+        f"({found.tokens_per_second:,.0f} tokens/s), peak memory {found.peak_bytes / 2**20:,.0f} MB",
         highlight=False,
         soft_wrap=True,
     )

@@ -48,7 +48,10 @@ class CheckedFile:
                 f"{path} has {found} bytes where {size} were written: it is truncated or not of this data set; "
                 "prepare it again or copy it anew"
             )
-        self._wanted = bytes.fromhex(checksums)
+        try:
+            self._wanted = bytes.fromhex(checksums)
+        except ValueError as error:
+            raise DamagedDataError(f"the manifest's checksums of {path} are not hexadecimal: {error}") from error
         if len(self._wanted) != WIDTH * -(-size // CHUNK):
             raise DamagedDataError(f"the manifest's checksums of {path} do not fit its size; prepare the data again")
         self.content: NDArray[numpy.uint8] = (

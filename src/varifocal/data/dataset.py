@@ -86,21 +86,38 @@ class PreparedData:
 
     def _open(self, shard: Shard) -> OpenShard:
         width: type[numpy.unsignedinteger] = numpy.uint16 if self.manifest.token_bytes == 2 else numpy.uint32
-        file = self._files[shard.name]
-        ends = self._files[f"{shard.name}.index"].content.view("<u8").view(numpy.int64)
-        byte_ends = self._files[f"{shard.name}.bytes"].content.view("<u8").view(numpy.int64)
-        if file.size != shard.tokens * self.manifest.token_bytes or not len(ends) == len(byte_ends) == shard.documents:
+        file, index, sizes = (self._files[f"{shard.name}{ending}"] for ending in ("", ".index", ".bytes"))
+        if file.size != shard.tokens * self.manifest.token_bytes or not index.size == sizes.size == shard.documents * 8:
             raise DamagedDataError(f"{file.path} does not hold what the manifest says; prepare it again")
-        if not len(ends) or ends[-1] != shard.tokens or byte_ends[-1] != shard.bytes:
+        ends, byte_ends = (one.content.view("<u8").view(numpy.int64) for one in (index, sizes))
+        if not ascends(ends, least=1) or not ascends(byte_ends, least=0):
+            raise DamagedDataError(f"the index of {file.path} does not ascend; prepare it again")
+        if ends[-1] != shard.tokens or byte_ends[-1] != shard.bytes:
             raise DamagedDataError(f"the index of {file.path} does not end where its tokens end; prepare it again")
         answers = self._files.get(f"{shard.name}.answers")
+        if answers is not None:
+            self._check_answers(answers, shard)
         return OpenShard(
             file=file,
             tokens=file.content.view(numpy.dtype(width).newbyteorder("<")),
             ends=ends,
             byte_ends=byte_ends,
             answers=None if answers is None else answers.content.view("<i8").reshape(-1, 2),
+            vocabulary=self.manifest.tokenizer.vocabulary,
         )
+
+    def _check_answers(self, file: CheckedFile, shard: Shard) -> None:
+        """DamagedDataError unless every answer stands behind its question, and the question behind its fact."""
+        whole = file.size % 16 == 0
+        pairs = file.content.view("<i8").reshape(-1, 2) if whole else numpy.empty((0, 2), dtype=numpy.int64)
+        tokens, distances = pairs[:, 0], pairs[:, 1]
+        if not whole or not (
+            bool((numpy.diff(tokens) > 0).all())
+            and bool((distances > 0).all())
+            and bool((tokens > distances).all())
+            and bool((tokens < shard.tokens).all())
+        ):
+            raise DamagedDataError(f"{file.path} does not name the answers of its tokens; prepare it again")
 
 
 class OpenShard(NamedTuple):
@@ -114,12 +131,20 @@ class OpenShard(NamedTuple):
     """The same, in UTF-8 bytes of its text."""
     answers: NDArray[numpy.int64] | None
     """[N, 2]: answer and distance, for a probe."""
+    vocabulary: int
+    """One more than the largest token."""
 
     def read(self, begin: int, end: int) -> NDArray[numpy.unsignedinteger]:
         """The tokens begin to end, verified; a view of the file."""
         width = self.tokens.itemsize
         self.file.require(begin * width, end * width)
-        return self.tokens[begin:end]
+        found = self.tokens[begin:end]
+        if len(found) and int(found.max()) >= self.vocabulary:
+            raise DamagedDataError(
+                f"{self.file.path} holds the token {int(found.max())}, its tokenizer has {self.vocabulary}; prepare it "
+                "again"
+            )
+        return found
 
 
 class TokenSplit:
@@ -191,6 +216,14 @@ class TokenSplit:
             )
         index = int(numpy.searchsorted(self.document_offsets, number, side="right")) - 1
         return self.shards[index], number - int(self.document_offsets[index])
+
+
+def ascends(ends: NDArray[numpy.int64], *, least: int) -> bool:
+    """Whether numbers [N], at least one, begin at `least` or above and grow by as much at every step."""
+    if not len(ends) or ends[0] < least:
+        return False
+    steps = range(0, len(ends), 1 << 20)
+    return all(bool((numpy.diff(ends[begin : begin + (1 << 20) + 1]) >= least).all()) for begin in steps)
 
 
 def offsets(counts: list[int]) -> NDArray[numpy.int64]:

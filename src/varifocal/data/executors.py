@@ -8,13 +8,12 @@ import io
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,12 +71,17 @@ class LocalExecutor(LocalPipelineExecutor):
 
 
 def end_with_parent() -> None:
-    """End this worker soon after the process that started it is gone, whatever it is doing."""
-    parent = os.getppid()
+    """End this worker as soon as the process that asked for it is gone, whatever it is doing.
+
+    Not the parent that the system knows: that is the server which copies itself for every worker, and it lives as long
+    as one of them does.
+    """
+    parent = parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
+        # A pipe whose other end closes when that process ends, however it ends.
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -6,10 +6,21 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+
+
+def inside(folder: Path, name: object, *, said: Path) -> Path:
+    """The file of a name that the file `said` gives; ValueError unless it lies below the folder.
+
+    By its name alone: a link in the folder may lead elsewhere, for whoever puts a large file on another disk.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or parts[0].startswith("/") or ".." in parts or "\0" in str(name):
+        raise ValueError(f"{said} names the file {name!r}, which is not inside {folder}; do not use it")
+    return folder.joinpath(*parts)
 
 
 def write_durably(path: Path, text: str) -> None:

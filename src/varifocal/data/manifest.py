@@ -6,17 +6,19 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import reprlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from varifocal.data.checksums import CHUNK, DamagedDataError, file_checksums
-from varifocal.data.files import write_durably
+from varifocal.data.files import inside, write_durably
 from varifocal.data.splits import SPLITS
 
 if TYPE_CHECKING:
     from varifocal.data.tokenizers import TextTokenizer
 
+Entry = TypeVar("Entry")
 NAME = "manifest.json"
 FORMAT = "varifocal data"
 VERSION = 1
@@ -76,6 +78,14 @@ class TokenizerEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeSource:
+    """What a manifest must say of a probe, for those who measure on it."""
+
+    length: int
+    values: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The content of manifest.json."""
 
@@ -97,6 +107,11 @@ class Manifest:
         """Stands for tokens, their order, splits and tokenizer; not for where or by which versions they were made."""
         content = self.as_json()
         return digest({name: content[name] for name in ("tokenizer", "token_bytes", "splits", "files")})
+
+    def shard_files(self) -> list[str]:
+        """The files without which a shard cannot be read."""
+        shards = [shard for split in self.splits.values() for shard in split.shards]
+        return [f"{shard.name}{ending}" for shard in shards for ending in ("", ".index", ".bytes")]
 
     def as_json(self) -> dict[str, Any]:
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "chunk": CHUNK, **asdict(self)}
@@ -132,7 +147,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{folder} holds no {NAME}; make a data set with 'varifocal data prepare SOURCE {folder}'")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedDataError(
             f"{path} cannot be read, it is truncated or altered ({error}); prepare it again"
         ) from error
@@ -146,19 +161,81 @@ def read_manifest(folder: Path) -> Manifest:
     content.pop("fingerprint", None)
     if digest(content) != wanted:
         raise DamagedDataError(f"{path} was altered after it was written: its checksum differs; prepare it again")
-    return Manifest(
-        kind=content["kind"],
-        source=content["source"],
-        tokenizer=TokenizerEntry(**content["tokenizer"]),
-        token_bytes=content["token_bytes"],
+    try:
+        manifest = manifest_from(content)
+    except ValueError as error:
+        raise DamagedDataError(f"{path} is not the manifest of a varifocal data set: {error}") from error
+    for name in (*manifest.files, manifest.tokenizer.file):
+        inside(folder, name, said=path)
+    for name in (manifest.tokenizer.file, *manifest.shard_files()):
+        if name not in manifest.files:
+            raise DamagedDataError(f"{path} has no checksums of the file {name!r} that it names; prepare it again")
+    return manifest
+
+
+def manifest_from(content: dict[str, Any]) -> Manifest:
+    """The manifest of plain values; ValueError that names the first place that does not fit."""
+    splits = part(content, "splits", dict)
+    found = Manifest(
+        kind=part(content, "kind", str),
+        source=part(content, "source", dict),
+        tokenizer=entry_from(TokenizerEntry, content.get("tokenizer"), "tokenizer"),
+        token_bytes=part(content, "token_bytes", int),
         splits={
-            name: SplitEntry(shards=tuple(Shard(**shard) for shard in content["splits"][name]["shards"]))
+            name: SplitEntry(
+                shards=tuple(
+                    entry_from(Shard, shard, f"a shard of {name}")
+                    for shard in part(part(splits, name, dict), "shards", list)
+                )
+            )
             for name in SPLITS
         },
-        files={name: FileEntry(**entry) for name, entry in content["files"].items()},
-        skipped=content["skipped"],
-        versions=content["versions"],
+        files={
+            name: entry_from(FileEntry, entry, f"file {name!r}") for name, entry in part(content, "files", dict).items()
+        },
+        skipped=part(content, "skipped", dict),
+        versions=part(content, "versions", dict),
     )
+    if found.kind not in ("text", "probe") or not isinstance(found.source.get("source", {}), dict):
+        raise ValueError(f"the kind {found.kind!r} and the source do not fit together")
+    if found.kind == "probe":
+        asked = entry_from(ProbeSource, {name: found.source.get(name) for name in ("length", "values")}, "the probe")
+        if min(asked.length, asked.values) < 2:
+            raise ValueError(f"the probe has a length of {asked.length} and {asked.values} values, expected 2 or more")
+    if found.token_bytes not in (2, 4):
+        raise ValueError(f"token_bytes must be 2 or 4, got {found.token_bytes}")
+    if not found.tokenizer.end < found.tokenizer.vocabulary <= 1 << 8 * found.token_bytes:
+        raise ValueError(
+            f"the end {found.tokenizer.end}, the vocabulary {found.tokenizer.vocabulary} and tokens of "
+            f"{found.token_bytes} bytes do not fit together"
+        )
+    return found
+
+
+def part(content: dict[str, Any], name: str, kind: type[Entry]) -> Entry:
+    """A part of an object, of the kind that it must have."""
+    if name not in content:
+        raise ValueError(f"{name!r} is missing")
+    value: Entry = content[name]
+    if type(value) is not kind:
+        raise ValueError(f"{name!r} must be of the kind {kind.__name__}, got {reprlib.repr(value)}")
+    return value
+
+
+def entry_from(kind: type[Entry], content: object, where: str) -> Entry:
+    """A small dataclass of texts and counts from plain values."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be an object, got {reprlib.repr(content)}")
+    hints = get_type_hints(kind)
+    if unknown := content.keys() - hints.keys():
+        raise ValueError(f"{where} has the unknown key {min(unknown)!r}")
+    try:
+        values = {name: part(content, name, hint) for name, hint in hints.items()}
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if negative := [name for name, value in values.items() if isinstance(value, int) and value < 0]:
+        raise ValueError(f"{where}: {negative[0]!r} must be at least 0, got {values[negative[0]]}")
+    return kind(**values)
 
 
 def assemble(

@@ -18,13 +18,14 @@ from varifocal.data.checksums import DamagedDataError, file_checksums
 from varifocal.data.dataset import PreparedData, open_data
 from varifocal.data.executors import EXECUTORS, ExecutorName, make_executor, quiet
 from varifocal.data.files import explained, write_durably
-from varifocal.data.manifest import NAME, SplitEntry, assemble, digest, read_manifest, write_manifest
+from varifocal.data.manifest import NAME, SplitEntry, assemble, digest, part, read_manifest, write_manifest
 from varifocal.data.reading import Invalid, PieceReader, read_span
 from varifocal.data.sources import Span, find_source, plan_pieces
 from varifocal.data.splits import SPLITS, Splits
 from varifocal.data.tokenizers import (
     TextTokenizer,
     find_tokenizer,
+    first_line,
     load_tokenizer,
     train_tokenizer,
     training_size,
@@ -51,6 +52,7 @@ class Options:
     """What to do about invalid UTF-8: stop, or replace it by U+FFFD."""
 
     def __post_init__(self) -> None:
+        training_size(self.tokenizer)
         if self.invalid not in ("error", "replace"):
             raise ValueError(f"invalid must be 'error' or 'replace', got {self.invalid!r}")
         if self.separator == "":
@@ -218,17 +220,35 @@ def planned(state: Path, request: dict[str, Any], plan: Callable[[], list[list[S
     """The pieces, as written down when the preparation began."""
     path = state / "plan.json"
     if path.exists():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if identity(content["request"]) != identity(request):
+        before, pieces = read_plan(path)
+        if identity(before) != identity(request):
             raise ValueError(
-                f"{state.parent} holds an unfinished preparation of {described(content['request'])}, or the source has "
+                f"{state.parent} holds an unfinished preparation of {described(before)}, or the source has "
                 "changed since; repeat that command, or remove the folder"
             )
-        return [[Span(**span) for span in piece] for piece in content["pieces"]]
+        known = {file["path"] for file in request["source"]["files"]}
+        for span in (span for piece in pieces for span in piece):
+            if span.path not in known:
+                raise ValueError(f"{path} names the file {span.path!r}, which is not of the source; remove the folder")
+        return pieces
     pieces = plan()
     content = {"request": request, "pieces": [[asdict(span) for span in piece] for piece in pieces]}
     write_durably(path, json.dumps(content))
     return pieces
+
+
+def read_plan(path: Path) -> tuple[dict[str, Any], list[list[Span]]]:
+    """The request and the pieces that a preparation wrote down; ValueError if it is something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        pieces = [[Span(**span) for span in piece] for piece in part(content, "pieces", list)]
+        for span in (span for piece in pieces for span in piece):
+            texts, numbers = (span.path, span.kind), (span.begin, span.weight, span.end or 0)
+            if not all(isinstance(one, str) for one in texts) or not all(type(one) is int for one in numbers):
+                raise ValueError(f"{span} is not a part of a file")
+        return part(content, "request", dict), pieces
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is not the plan of a preparation ({first_line(error)}); remove the folder") from error
 
 
 def saved_tokenizer(
@@ -295,7 +315,7 @@ def forget_damaged(folder: Path, state: Path, pieces: int) -> None:
         try:
             files = read_result(state / "results" / f"{number:05d}.json").files
             whole = all((folder / name).stat().st_size == entry.size for name, entry in files.items())
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             whole = False
         if not whole or number >= pieces:
             (state / "completions" / f"{number:05d}").unlink(missing_ok=True)
@@ -374,9 +394,10 @@ def gathered(state: Path, pieces: list[int] | None) -> tuple[int, int, int]:
         try:
             reported = json.loads(path.read_text(encoding="utf-8"))
         # A task that has not reported yet has no file.
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError, RecursionError):
             continue
-        counts = [count + more for count, more in zip(counts, reported, strict=True)]
+        if isinstance(reported, list) and len(reported) == 3 and all(type(one) is int for one in reported):
+            counts = [count + more for count, more in zip(counts, reported, strict=True)]
     return counts[0], counts[1], counts[2]
 
 

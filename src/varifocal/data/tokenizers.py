@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 END_TOKENS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 """Where a tokenizer of another's making may have its end of a document, in the order in which they are looked for."""
+LEAST_TRAINED, MOST_TRAINED = 257, 1 << 20
+"""Tokens of a vocabulary that is trained here; the library takes memory for all of them before it begins."""
 LONG = 1 << 20
 """Characters from which a document is tokenized part by part: one call would need some 200 bytes for every token."""
 CONTEXT = 256
@@ -232,8 +235,7 @@ def train_tokenizer(texts: Iterable[str], *, size: int) -> TextTokenizer:
     """A byte-level BPE of `size` tokens, the 256 bytes and the end of a document among them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    if size < 257:
-        raise ValueError(f"train:{size} is too small: 256 bytes and the end of a document need at least train:257")
+    training_size(f"train:{size}")
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     raw.decoder = decoders.ByteLevel()
@@ -252,6 +254,11 @@ def training_size(name: str) -> int | None:
     digits = name.removeprefix("train:")
     if not digits.isdecimal():
         raise ValueError(f"train: takes the size of the vocabulary, such as train:8192; got {name!r}")
+    if len(digits) > len(str(MOST_TRAINED)) or not LEAST_TRAINED <= int(digits) <= MOST_TRAINED:
+        raise ValueError(
+            f"train: takes a vocabulary of {LEAST_TRAINED} (256 bytes and the end of a document) to {MOST_TRAINED} "
+            f"tokens, got {reprlib.repr(name)}"
+        )
     return int(digits)
 
 

@@ -17,10 +17,10 @@ import numpy
 from datatrove.pipeline.tokens.tokenizer import DocumentTokenizer, TokenizedFile
 
 from varifocal.data.checksums import file_checksums
-from varifocal.data.files import explained, synchronize, write_durably
-from varifocal.data.manifest import FileEntry, Shard
+from varifocal.data.files import explained, inside, synchronize, write_durably
+from varifocal.data.manifest import FileEntry, Shard, entry_from, part
 from varifocal.data.splits import Splits
-from varifocal.data.tokenizers import TextTokenizer, load_tokenizer
+from varifocal.data.tokenizers import TextTokenizer, first_line, load_tokenizer
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1 << 21, 1000
 """What is tokenized in one call: as the tokenizer needs some 200 bytes a token, this bounds memory to 100 MB or so."""
@@ -42,14 +42,21 @@ class PieceResult:
 
 
 def read_result(path: Path) -> PieceResult:
-    """The result that a task wrote."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return PieceResult(
-        shards={split: Shard(**shard) for split, shard in content["shards"].items()},
-        files={name: FileEntry(**entry) for name, entry in content["files"].items()},
-        empty=content["empty"],
-        replaced=content["replaced"],
-    )
+    """The result that a task wrote; ValueError if it is something else, or names a file outside of the data set."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        shards, files = part(content, "shards", dict), part(content, "files", dict)
+        result = PieceResult(
+            shards={split: entry_from(Shard, shard, f"shard {split!r}") for split, shard in shards.items()},
+            files={name: entry_from(FileEntry, entry, f"file {name!r}") for name, entry in files.items()},
+            empty=part(content, "empty", int),
+            replaced=part(content, "replaced", int),
+        )
+        for name in (*result.files, *(shard.name for shard in result.shards.values())):
+            inside(path.parents[2], name, said=path)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is not the result of a piece ({first_line(error)}); remove the folder") from error
+    return result
 
 
 class SplitTokenizer(DocumentTokenizer):

@@ -16,6 +16,8 @@ class Blocks:
 
     length: int
     """Keys in a full block."""
+    number: Tensor
+    """int64 [B, S]: the block that each key belongs to; -1 for padding."""
     member: Tensor
     """bool [B, N, S]: whether a key belongs to a block."""
     first: Tensor
@@ -34,11 +36,18 @@ def make_blocks(layout: Layout, length: int) -> Blocks:
     begins = (place >= 0) & (place % length == 0)
     number = begins.long().cumsum(dim=1) - 1  # [B, S]
     number = torch.where(place >= 0, number, -1)
-    count = int(number.max()) + 1 if number.numel() else 0
+    count = count_blocks(layout, number, length)
     member = number[:, None, :] == torch.arange(count, device=number.device)[:, None]  # [B, N, S]
     index = torch.arange(size, device=number.device)
     first = torch.where(member, index, size).amin(dim=2) if size else member.new_zeros(len(member), 0).long()
-    return Blocks(length=length, member=member, first=first)
+    return Blocks(length=length, number=number, member=member, first=first)
+
+
+def count_blocks(layout: Layout, number: Tensor, length: int) -> int:
+    """N of the numbers [B, S] of blocks; a bound of it where values cannot be looked at, the last blocks are empty."""
+    if torch.compiler.is_exporting():
+        return (layout.keys + length - 1) // length if layout.one_document else layout.keys
+    return int(number.max()) + 1 if number.numel() else 0
 
 
 def same_block(query: Tensor, key: Tensor, length: int) -> Tensor:

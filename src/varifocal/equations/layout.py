@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,9 +62,20 @@ class Layout:
     def ranges(self) -> tuple[Tensor, Tensor]:
         """int32 [B, T], contiguous: position and start, as kernels take them."""
         if "ranges" not in self.derived:
-            self.derived["ranges"] = (self.position.int().contiguous(), self.start.int().contiguous())
+            if self.first_place is not None and self.position.shape[0] == 1:
+                ends = (self.first_place, self.first_place + self.position.shape[1])
+                self.derived["ranges"] = (counted(*ends, torch.int32)[None], no_starts(ends[1] - ends[0]))
+            else:
+                self.derived["ranges"] = (self.position.int().contiguous(), self.start.int().contiguous())
         position, start = self.derived["ranges"]
         return position, start
+
+    @property
+    def first_place(self) -> int | None:
+        """The place of every row's first query, if it is known without a look at the values; on the CPU only."""
+        if not (self.one_document and self.at_end) or self.position.device.type != "cpu":
+            return None
+        return None if torch.compiler.is_compiling() else self.keys - self.position.shape[1]
 
     def of_last(self, keys: int) -> Layout:
         """The layout of the same queries among the last `keys` keys of each row, for a memory that keeps no more."""
@@ -92,6 +104,32 @@ class Layout:
         return (key >= 0) & (key <= query)
 
 
+ZERO = torch.zeros(1, 1, dtype=torch.int64)
+FEW = 4096
+"""Numbers that are counted once and kept: decoding asks for one more with every token."""
+
+
+def counted(begin: int, end: int, dtype: torch.dtype) -> Tensor:
+    """begin, begin + 1, ... end - 1, to be read only; a view of numbers that were counted before."""
+    if end - begin > FEW:
+        return torch.arange(begin, end, dtype=dtype)
+    page = begin // FEW
+    numbers = page_of_numbers(page, dtype)
+    return numbers[begin - page * FEW : end - page * FEW]
+
+
+@functools.lru_cache(maxsize=64)
+def page_of_numbers(page: int, dtype: torch.dtype) -> Tensor:
+    """The numbers from page * FEW on, as far as any range of FEW numbers that begins on the page."""
+    return torch.arange(page * FEW, (page + 2) * FEW, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def no_starts(queries: int) -> Tensor:
+    """int32 [1, T] of zeros: every query's document begins at the first key. To be read only."""
+    return torch.zeros(1, queries, dtype=torch.int32)
+
+
 def document_starts(documents: Tensor) -> Tensor:
     """The index of the first key of every key's document [B, S], from document ids [B, S]; S for padding."""
     length = documents.shape[1]
@@ -99,7 +137,12 @@ def document_starts(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     # Starts only grow along a row, so the running maximum carries each one to the end of its document.
-    starts = torch.where(begins, index, 0).cummax(dim=1).values
+    starts = torch.where(begins, index, 0)
+    if torch.compiler.is_exporting():
+        # Of what programs are exported to, ONNX has no running maximum.
+        starts = torch.where(index[:, :, None] >= index[:, None, :], starts[:, None, :], 0).amax(dim=2)
+    else:
+        starts = starts.cummax(dim=1).values
     return torch.where(documents >= 0, starts, length)
 
 
@@ -109,11 +152,15 @@ def make_layout(
     """The layout of a call: `documents` [B, S] default to one document a row, `positions` to the last T keys."""
     at_end = positions is None
     if positions is None:
-        positions = torch.arange(keys - queries, keys, device=device)
+        if device.type == "cpu" and not torch.compiler.is_compiling():
+            positions = counted(keys - queries, keys, torch.int64)
+        else:
+            positions = torch.arange(keys - queries, keys, device=device)
     position = positions.to(torch.int64).expand(batch, queries)
     if documents is None:
         # Nothing here costs more for a longer cache: one zero stands for all.
-        zero = position.new_zeros(1, 1)
+        compiled = torch.compiler.is_compiling()
+        zero = ZERO if device.type == "cpu" and not compiled else position.new_zeros(1, 1)
         return Layout(
             position=position,
             start=zero.expand(batch, queries),

@@ -43,6 +43,8 @@ class Problem:
     normalizer: Normalizer | None = None
     """None for softmax."""
     shortcuts: Shortcuts | None = None
+    wants_logsumexp: bool = True
+    """Whether anybody looks at it; if not, a branch whose weights are 0 need not be read at all."""
 
 
 class Attended(NamedTuple):
@@ -51,7 +53,8 @@ class Attended(NamedTuple):
     output: Tensor
     """[B, H, T, D], in the dtype of q."""
     logsumexp: Tensor
-    """[B, H, T, M]: log of the sum of exp(score) over each branch's keys, minus infinity for none; detached."""
+    """[B, H, T, M]: log of the sum of exp(score) over each branch's keys, minus infinity for none; detached.
+    Of no use where the problem did not want it."""
     selected: tuple[Tensor | None, ...]
     """For each branch with a top-k: int32 [B, H, T, K], the index of each selected key (of each selected block's first
     key, for select="blocks"; the query's own block is not listed), ascending, then -1 where fewer were selected."""

@@ -6,12 +6,13 @@ is added to its score; softmax over what is left, times the branch's weight, sum
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from varifocal.equations.blocks import make_blocks
+from varifocal.equations.blocks import Blocks, make_blocks
 from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
@@ -53,6 +54,14 @@ def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
     if problem.normalizer is not None:
         raise ValueError(f"the reference has no normalizer but softmax, got {problem.normalizer!r}")
+    device = problem.q.device.type
+    # Autocast would round the products to 16 bits. Not every device has it: "meta" has not.
+    with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+        return attend_branches(problem)
+
+
+def attend_branches(problem: Problem) -> Attended:
+    """The mixture of all branches."""
     scene = make_scene(problem)
     output = torch.zeros_like(scene.q)
     logsumexps: list[Tensor] = []
@@ -198,13 +207,27 @@ def best(scores: Tensor, budget: Tensor) -> tuple[Tensor, Tensor]:
 
     Of equal scores the lower index wins; entries of minus infinity are never selected.
     """
-    width = min(int(budget.max()) if budget.numel() else 0, scores.shape[-1])
-    ranked = scores.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
-    taken = (rank < budget[:, None, :, None]) & (ranked.values > NOTHING)
-    read = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked.indices, taken)
+    if torch.compiler.is_exporting():
+        # No look at values, and of what programs are exported to, ONNX has no sort that keeps the order of equals.
+        width, read = scores.shape[-1], best_by_threshold(scores, budget)
+    else:
+        width = min(int(budget.max()) if budget.numel() else 0, scores.shape[-1])
+        ranked = scores.sort(dim=-1, descending=True, stable=True)
+        taken = (rank < budget[:, None, :, None]) & (ranked.values > NOTHING)
+        read = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ranked.indices, taken)
     ascending = torch.where(read, rank, scores.shape[-1]).sort(dim=-1).values[..., :width]
     return read, torch.where(ascending < scores.shape[-1], ascending, -1).int()
+
+
+def best_by_threshold(scores: Tensor, budget: Tensor) -> Tensor:
+    """The mask of `best` from the lowest score that is selected: all above it, and the first of those equal to it."""
+    budget = budget[:, None, :, None]
+    last = (budget - 1).clamp(min=0).expand(*scores.shape[:3], 1)
+    threshold = scores.sort(dim=-1, descending=True).values.gather(-1, last)
+    above, equal = scores > threshold, scores == threshold
+    left = budget - above.sum(dim=-1, keepdim=True)
+    return (above | (equal & (equal.cumsum(dim=-1) <= left))) & (scores > NOTHING)
 
 
 def read_summaries(branch: Segments, scene: Scene) -> Reading:
@@ -214,7 +237,7 @@ def read_summaries(branch: Segments, scene: Scene) -> Reading:
     queries = scene.q if branch.queries is None else branch.queries.to(scene.q.dtype)
     queries = queries.masked_fill(scene.unseen_key, 0.0)
     width = scene.q.shape[-1]
-    summary_query, summary_key = (pool_maximum(part, member) for part in (queries, scene.k))
+    summary_query, summary_key = (pool_maximum(part, blocks) for part in (queries, scene.k))
     within = scene.score.rate_blocks(summary_query @ scene.k.mT, head_width=width).masked_fill(~member, NOTHING)
     values, _ = softmax_mean(Reading(within, scene.v))  # [B, H, N, D]
     earlier = blocks.earlier(scene.layout)[:, None]
@@ -222,12 +245,11 @@ def read_summaries(branch: Segments, scene: Scene) -> Reading:
     return Reading(scores, values)
 
 
-def pool_maximum(entries: Tensor, member: Tensor) -> Tensor:
+def pool_maximum(entries: Tensor, blocks: Blocks) -> Tensor:
     """The elementwise maximum [B, H, N, D] of the entries [B, H, S, D] of each block; 0 for an empty block."""
-    pooled = [
-        entries.masked_fill(~block[..., None], NOTHING).amax(dim=2) for block in member.unbind(dim=2)
-    ]  # N of [B, H, D]
-    if not pooled:
-        return entries[:, :, :0]
-    stacked = torch.stack(pooled, dim=2)
-    return stacked.masked_fill(stacked == NOTHING, 0.0)
+    count = blocks.first.shape[1]
+    # Padding belongs to no block: it goes to one more, which is left out.
+    number = torch.where(blocks.number >= 0, blocks.number, count)[:, None, :, None].expand_as(entries)
+    nothing = entries.new_full((*entries.shape[:2], count + 1, entries.shape[3]), NOTHING)
+    pooled = nothing.scatter_reduce(2, number, entries, "amax")[:, :, :count]
+    return pooled.masked_fill(pooled == NOTHING, 0.0)

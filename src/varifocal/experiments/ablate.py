@@ -1,4 +1,4 @@
-"""Take mechanisms apart: a comparison whose arms are ablations."""
+"""Takes mechanisms apart: a comparison whose arms are ablations."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from varifocal.training.config import TrainingConfig
 def load_ablation_plan(
     path: Path, names: Sequence[str] = (), overrides: Sequence[str] = (), *, seeds: tuple[int, ...] | None = None
 ) -> ComparisonPlan:
-    """The plan in a TOML file with ablations in place of its mechanisms; all of them if none is named.
+    """The plan in a TOML file, with ablations instead of its mechanisms; all ablations if none is named.
 
     Args:
         path: the file.
-        names: of ablations, or of mechanisms for all of their own.
+        names: names of ablations, or of mechanisms for all their ablations.
         overrides: settings of the base.
-        seeds: in place of the file's.
+        seeds: seeds instead of the file's.
     """
 
     def arms(base: TrainingConfig) -> Iterable[Arm]:

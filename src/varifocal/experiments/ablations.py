@@ -1,4 +1,4 @@
-"""Ablations by name: what the papers took away from their mechanisms, and what their texts leave in doubt."""
+"""Ablations by name: what the papers took away from their mechanisms, and what their texts leave open."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class NamedAblation:
 
     @property
     def family(self) -> str:
-        """The mechanism that is ablated; hybrid for mixtures."""
+        """The mechanism that is ablated; "hybrid" for mixtures."""
         return self.name.partition(".")[0]
 
     def arm(self, sizes: AblationSizes) -> Arm:
-        """The arm of a comparison that this is."""
+        """The ablation as an arm of a comparison."""
         if self.layers is not None:
             return Arm(name=self.name, mechanism=tuple(self.layers(sizes.layers)))
         assert self.ablation is not None
@@ -63,7 +63,7 @@ def alternating(*names: str) -> Callable[[int], list[str]]:
 
 
 def stacked(below: str, above: str) -> Callable[[int], list[str]]:
-    """One mechanism in the lower half of the layers, another one in the upper half."""
+    """One mechanism in the lower half of the layers, another in the upper half."""
     return lambda layers: [below if layer < layers // 2 else above for layer in range(layers)]
 
 
@@ -89,7 +89,7 @@ HYBRIDS = (
 
 
 def every_ablation() -> dict[str, NamedAblation]:
-    """By name: what each mechanism says can be taken away from it, then the hybrids."""
+    """By name: the ablations that each mechanism lists for itself, then the hybrids."""
     found = [
         NamedAblation(name=f"{name}.{one.name}", question=one.question, ablation=one)
         for name, mechanism in MECHANISMS.items()
@@ -99,12 +99,12 @@ def every_ablation() -> dict[str, NamedAblation]:
 
 
 def ablation_families() -> list[str]:
-    """The mechanisms that have ablations, and hybrid."""
+    """The mechanisms that have ablations, and "hybrid"."""
     return list(dict.fromkeys(ablation.family for ablation in every_ablation().values()))
 
 
 def find_ablations(names: Iterable[str]) -> list[NamedAblation]:
-    """The ablations of these names; that of a mechanism stands for all of its ablations, none for every one."""
+    """The ablations of these names. A mechanism's name stands for all its ablations; no name at all, for every one."""
     wanted = list(names) or ablation_families()
     known = every_ablation()
     selected: dict[str, NamedAblation] = {}
@@ -120,7 +120,7 @@ def find_ablations(names: Iterable[str]) -> list[NamedAblation]:
 
 
 def ablation_arms(names: Iterable[str], sizes: AblationSizes, *, baseline: str = "dense") -> tuple[Arm, ...]:
-    """The arms of an ablation: the baseline, each mechanism in full, then what was taken from it."""
+    """The arms of an ablation: the baseline, each full mechanism, and its ablations after it."""
     selected = find_ablations(names)
     arms = {baseline: Arm(name=baseline, mechanism=baseline)}
     for ablation in selected:

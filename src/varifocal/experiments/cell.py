@@ -1,4 +1,4 @@
-"""The process in which one cell of a comparison is trained: its memory is its own, and it ends with its parent."""
+"""The process in which one cell of a comparison is trained: its memory can be measured, and it ends with its parent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from varifocal.training.interruption import StoppedError
 
 
 def main() -> None:
-    """`python -m varifocal.experiments.cell CONFIG OUT`: train, or go on where an earlier process stopped."""
+    """`python -m varifocal.experiments.cell CONFIG OUT`: train, or continue where an earlier process stopped."""
     config_file, out = (Path(argument) for argument in sys.argv[1:])
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
@@ -33,7 +33,7 @@ def train_cell(config_file: Path, out: Path) -> None:
 
 
 def end_with_parent() -> None:
-    """Wait until the parent's end of the standard input is closed, then ask for the end as SIGTERM does."""
+    """Wait until the parent's end of standard input is closed, then end this process as SIGTERM does."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Run a comparison: every cell of the plan once, resumable cell by cell, then each on the test split."""
+"""Runs a comparison: trains every cell of the plan, resumes what was interrupted, then measures the test split."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from varifocal.statistics.comparison import Comparison, gather_comparison
 from varifocal.training.config import TrainingConfig
 
 POLL = 0.3
-"""Seconds between two looks at the running cells."""
+"""Seconds between two checks of the running cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellProgress:
-    """Where a comparison stands."""
+    """The progress of a comparison."""
 
     cell: str
-    """What is being done: the name of a cell, or of a preparation."""
+    """What is being done: the name of a cell, or some other work."""
     done: int
     """Cells that are finished."""
     cells: int
@@ -47,16 +47,16 @@ class ComparisonOutcome:
     folder: Path
     finished: tuple[str, ...]
     skipped: tuple[str, ...]
-    """Of the finished cells, those that were finished before."""
+    """The finished cells that had been finished by an earlier call."""
     failed: dict[str, str]
-    """Why, by cell."""
+    """The reason of each failed cell."""
     comparison: Comparison | None
-    """What the finished cells say, as comparison.json holds it; None if none is finished."""
+    """The results of the finished cells, as comparison.json holds them; None if no cell is finished."""
 
 
 OnProgress = Callable[[CellProgress], None]
 TrainCells = Callable[[dict[str, TrainingConfig], Path, OnProgress], dict[str, str]]
-"""Trains cells into the folder's cells/NAME and returns the reasons of those that failed."""
+"""Trains cells into cells/NAME of the folder and returns why cells failed, by name."""
 
 
 def compare(
@@ -74,9 +74,9 @@ def compare(
     Args:
         plan: what to compare.
         out: the comparison's folder; one that exists must hold the same comparison, perhaps with fewer arms or seeds.
-        workers: cells at once, each in a process of its own.
+        workers: how many cells train at once, each in its own process.
         on_progress: called now and then.
-        train_cells: trains them in another way.
+        train_cells: trains the cells instead, in another way.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -103,12 +103,12 @@ def compare(
 
 
 def counted(progress: CellProgress, before: int, cells: int) -> CellProgress:
-    """The progress among all cells of the plan, those finished earlier included."""
+    """The progress among all cells of the plan, including those that were finished earlier."""
     return CellProgress(**{**vars(progress), "done": progress.done + before, "cells": cells})
 
 
 def is_finished(out: Path, name: str) -> bool:
-    """Whether a cell's run came to its end."""
+    """Whether a cell's run is finished."""
     return (cell_folder(out, name) / RunSummary.filename).is_file()
 
 
@@ -130,15 +130,15 @@ def open_folder(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
     if file.is_file():
         require_same(record, PlanRecord.read(file), out)
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and holds no comparison; choose another folder")
+        raise ValueError(f"{out} exists but is not a comparison's folder; choose another folder")
     with explained(out):
         (out / CELLS).mkdir(parents=True, exist_ok=True)
         record.write(file)
 
 
 def require_same(plan: PlanRecord, stored: PlanRecord, out: Path) -> None:
-    """ValueError unless the folder's plan is the same, but for arms and seeds that are new."""
-    again = "choose another folder, or run the same comparison again to go on"
+    """ValueError unless the folder's plan is the same, except for added arms and seeds."""
+    again = "choose another folder, or run the same comparison again to continue it"
     for section, values in plan.base.items():
         for key, value in values.items():
             old = stored.base.get(section, {}).get(key)
@@ -150,9 +150,12 @@ def require_same(plan: PlanRecord, stored: PlanRecord, out: Path) -> None:
     arms = {arm.name: arm for arm in plan.arms}
     for arm in stored.arms:
         if arms.get(arm.name) != arm:
-            raise ValueError(f"{out} holds a comparison with another arm {arm.name!r}; {again}")
+            raise ValueError(f"{out} holds a comparison whose arm {arm.name!r} differs or is missing here; {again}")
     if not set(stored.seeds) <= set(plan.seeds):
-        raise ValueError(f"{out} holds a comparison with the seeds {list(stored.seeds)}, keep them; {again}")
+        raise ValueError(
+            f"{out} holds a comparison with the seeds {list(stored.seeds)}, got {list(plan.seeds)}; keep its seeds "
+            "and add others, or choose another folder"
+        )
     for key, old, value in (
         ("baseline", stored.baseline, plan.baseline),
         ("test_tokens", stored.test_tokens, plan.test_tokens),
@@ -177,7 +180,7 @@ def prepare_data(plan: ComparisonPlan, out: Path, report: OnProgress) -> Path | 
 def train_in_processes(
     configs: dict[str, TrainingConfig], out: Path, *, workers: int, say: OnProgress
 ) -> dict[str, str]:
-    """Train cells, each in a process of its own, `workers` at a time; the reasons of those that failed, by name."""
+    """Train cells, each in its own process, `workers` at a time; returns why cells failed, by name."""
     waiting, failed = list(configs), {}
     running: dict[str, subprocess.Popen[bytes]] = {}
     done = 0
@@ -200,13 +203,13 @@ def train_in_processes(
 
 
 def start(name: str, config: TrainingConfig, out: Path) -> subprocess.Popen[bytes]:
-    """Start the process of one cell; what it says goes to cells/NAME.log."""
+    """Start the process of one cell; its output goes to cells/NAME.log."""
     file = out / CELLS / f"{name}.toml"
     write_whole(file, config.as_toml())
     with (out / CELLS / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "varifocal.experiments.cell", str(file), str(cell_folder(out, name))],
-            # An open pipe that closes when this process ends, however it ends: the cell watches it.
+            # The cell watches this pipe: it closes when this process ends, however it ends.
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -221,7 +224,7 @@ def close(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_all(running: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Let the cells that still run save a checkpoint, as the end of their input tells them, and wait for them."""
+    """Make the running cells save a checkpoint, by closing their input, and wait for them."""
     for process in running.values():
         close(process)
     for process in running.values():
@@ -229,7 +232,7 @@ def end_all(running: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 def progress_of(run: Path, config: TrainingConfig, *, done: int) -> CellProgress:
-    """How far a run is, by the last whole line of its metrics."""
+    """The progress of a run, from the last whole line of its metrics."""
     entry = last_entry(run / METRICS)
     return CellProgress(
         cell=run.name,
@@ -248,7 +251,7 @@ def last_words(log: Path, code: int) -> str:
 
 
 def measure_on_test_split(run: Path, config: TrainingConfig, *, most_tokens: int | None) -> None:
-    """Write test.json into a finished run, unless it is there: loss on the test split, recall if it is a probe."""
+    """Write test.json into a finished run that has none: the loss on the test split and, for a probe, the recall."""
     file = run / TestRecord.filename
     if file.is_file():
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -14,13 +13,14 @@ from varifocal.attention.mechanisms.registry import mechanism_type, nearest
 from varifocal.results.comparison import PlanRecord, cell_name
 from varifocal.results.environment import Environment
 from varifocal.training.config import DataSection, TrainingConfig, config_from
+from varifocal.training.settings import read_config_file
 
 VARIED = {
     "model.mechanism": "mechanisms",
     "model.mechanism_options": "mechanisms",
     "run.seed": "seeds",
 }
-"""What a comparison varies, so that its base cannot fix it, and where it is given instead."""
+"""The settings that a comparison varies, so that its base must not fix them, and the key that gives them instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class Arm:
 
     name: str
     mechanism: str | tuple[str, ...]
-    """One for all layers, or one for each."""
+    """One mechanism for all layers, or one for each layer."""
     options: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
-    """Laid over those that the preset scales to its context."""
+    """Options that override those that the preset scales to its context."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Changes elsewhere in the training config, from section.key to value."""
     reference: str | None = None
@@ -39,7 +39,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w][\w.+-]*", self.name):
-            raise ValueError(f"an arm's name is a folder's too: use letters, digits, . _ + and -, got {self.name!r}")
+            raise ValueError(f"an arm's name names a folder: use letters, digits, . _ + and -, got {self.name!r}")
         for name in (self.mechanism,) if isinstance(self.mechanism, str) else self.mechanism:
             mechanism_type(name)
 
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPlan:
-    """Every arm with every seed: same data in the same order, same budget."""
+    """Every arm runs with every seed, on the same data in the same order and with the same budget."""
 
     title: str
     base: TrainingConfig
@@ -67,13 +67,13 @@ class ComparisonPlan:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...] = (0,)
     baseline: str = "dense"
-    """The arm to which the others are compared."""
+    """The arm that the others are compared with."""
     test_tokens: int | None = None
-    """Of the test split, for the loss at the end; None for all."""
+    """Tokens of the test split for the loss at the end; None for all."""
 
     def __post_init__(self) -> None:
         if self.base.model.start is not None:
-            raise ValueError("a comparison trains every mechanism from its start, so model.start cannot be given")
+            raise ValueError("a comparison trains every mechanism from scratch; remove model.start from its base")
         if not self.arms:
             raise ValueError("a comparison needs at least one mechanism, got none")
         names = [arm.name for arm in self.arms]
@@ -83,14 +83,14 @@ class ComparisonPlan:
         if self.baseline not in names:
             raise ValueError(f"the baseline {self.baseline!r} is not among the arms {', '.join(names)}; add it to them")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be different numbers of at least 0, got {list(self.seeds)}")
+            raise ValueError(f"seeds must be different whole numbers of at least 0, got {list(self.seeds)}")
         if self.test_tokens is not None and self.test_tokens < 1:
             raise ValueError(f"test_tokens must be at least 1, got {self.test_tokens}")
         for cell in self.cells():
             self.config(cell)
 
     def cells(self) -> list[Cell]:
-        """Seed by seed, so that a comparison cut short has all arms of its first seeds."""
+        """All cells, seed by seed, so that a comparison that is cut short has all arms of its first seeds."""
         return [Cell(arm=arm, seed=seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, cell: Cell, *, data: Path | None = None) -> TrainingConfig:
@@ -113,7 +113,7 @@ class ComparisonPlan:
 
     @property
     def data_name(self) -> str:
-        """What the data are called in tables."""
+        """The name of the data in tables."""
         return Path(str(self.base.data.source or self.base.data.path)).name
 
     def record(self, *, workers: int, environment: Environment) -> PlanRecord:
@@ -130,17 +130,17 @@ def load_plan(
     arms: Callable[[TrainingConfig], Iterable[Arm]] | None = None,
     seeds: tuple[int, ...] | None = None,
 ) -> ComparisonPlan:
-    """The plan in a TOML file, with `section.key=value` laid over its base.
+    """The plan in a TOML file, with overrides `section.key=value` of its base.
 
-    ValueError of one sentence for whatever is unknown, of the wrong kind or impossible together.
+    Raises a ValueError of one sentence for anything unknown, of the wrong type, or contradictory.
 
     Args:
         path: the file.
         overrides: settings of the base.
-        arms: makes the arms from the base, in place of the file's mechanisms.
-        seeds: in place of the file's.
+        arms: makes the arms from the base, instead of the file's mechanisms.
+        seeds: seeds instead of the file's.
     """
-    content = read_plan_file(path)
+    content = read_config_file(path)
     known = ("title", "mechanisms", "seeds", "baseline", "test_tokens", "base")
     for key in content:
         if key not in known:
@@ -165,16 +165,6 @@ def load_plan(
         baseline=str(content.get("baseline", "dense")),
         test_tokens=test_tokens,
     )
-
-
-def read_plan_file(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"the config {path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"the config {path} is not TOML: {error}") from error
 
 
 def read_base(path: Path, content: Any, overrides: Sequence[str]) -> TrainingConfig:

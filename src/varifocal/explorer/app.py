@@ -20,6 +20,7 @@ import varifocal
 from varifocal.explorer.explorer import Explorer
 from varifocal.explorer.guard import Guard
 from varifocal.explorer.views import TextQuestion, TextView, TokenQuestion, TokenView
+from varifocal.explorer.waiting import AbandonedError, Waiting
 
 FOLDER = Path(__file__).parent
 MOST_REQUEST_BYTES = 2**20
@@ -29,10 +30,10 @@ Answer = TypeVar("Answer")
 
 
 def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGIApp:
-    """The application: everything lies below `/token/`.
+    """The application: all its addresses begin with `/token/`.
 
     Args:
-        explorer: what answers.
+        explorer: answers the questions of the page.
         token: the secret part of the address.
         host: the name or address under which the server listens.
     """
@@ -41,20 +42,38 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
     templates = Environment(
         loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    # A page that finds another start at its address loads itself anew: the models may be others.
+    # A page that finds another start at its address reloads itself: the models may have changed.
     start = secrets.token_hex(4)
     page = templates.get_template("page.html").render(
         models=explorer.models, start=start, version=varifocal.__version__
     )
-    # One thread computes, one question after the other.
+    # One thread computes, one question after another.
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
-    async def computed(answer: Callable[[Question], Answer], asked: Question) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(worker, answer, asked)
+    async def computed(request: Request, answer: Callable[[Question, Waiting], Answer], asked: Question) -> Answer:
+        waiting = Waiting()
+        future = asyncio.get_running_loop().run_in_executor(worker, answer, asked, waiting)
+        gone = asyncio.ensure_future(disconnected(request))
+        try:
+            either: list[asyncio.Future[Any]] = [future, gone]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                raise AbandonedError
+            return future.result()
+        finally:
+            # The browser went on to another question, or the server ends: the thread stops at the next layer.
+            waiting.leave()
+            future.cancel()
+            gone.cancel()
 
     @app.exception_handler(ValueError)
     async def mistaken(request: Request, error: ValueError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, status_code=422)
+
+    @app.exception_handler(AbandonedError)
+    async def abandoned(request: Request, error: AbandonedError) -> JSONResponse:
+        # Nobody reads it; 499 is what servers note for a client that closed its request.
+        return JSONResponse({"detail": "nobody waits for this answer"}, status_code=499)
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
@@ -70,17 +89,23 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
 
     @app.post("/api/text")
     async def show_text(request: Request) -> TextView:
-        return await computed(explorer.text, await asked_in(request, TextQuestion))
+        return await computed(request, explorer.text, await asked_in(request, TextQuestion))
 
     @app.post("/api/token")
     async def show_token(request: Request) -> TokenView:
-        return await computed(explorer.token, await asked_in(request, TokenQuestion))
+        return await computed(request, explorer.token, await asked_in(request, TokenQuestion))
 
     return Guard(app, token=token, host=host)
 
 
+async def disconnected(request: Request) -> None:
+    """Returns when the client is gone; its question must have been read to the end."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 async def asked_in(request: Request, kind: type[Question]) -> Question:
-    """The question in a request's body; an answer of 413 or 422 if it is too long or none."""
+    """The question in a request's body; answers with 413 if the body is too long, with 422 if it is not a question."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

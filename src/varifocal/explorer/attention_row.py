@@ -1,4 +1,4 @@
-"""How much of each key one query reads, in one head of one layer of a model that has read a text."""
+"""How much one query reads of each key, in one head of one layer of a model that has read a text."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from varifocal.model import VarifocalForCausalLM
 
 @dataclass(frozen=True, eq=False)
 class AttentionRow:
-    """The weights [keys] of the keys up to the query's own; each row sums to 1."""
+    """Weights [keys] for the keys up to the query's own; `weights` sums to 1."""
 
     weights: Tensor
-    """Of the mix that the gate makes of both branches; of the one branch where there is no gate."""
+    """The mixture of both branches that the gate makes; without a gate, the one branch."""
     local_part: Tensor | None
-    """What the first branch contributes, gate included; None without a gate."""
+    """What the first branch contributes, including the gate; None without a gate."""
     global_part: Tensor | None
-    """What the second one contributes: weights = local_part + global_part."""
+    """What the second branch contributes: weights = local_part + global_part."""
 
 
 @torch.no_grad()
 def attention_row(model: VarifocalForCausalLM, reading: Reading, *, layer: int, head: int, token: int) -> AttentionRow:
-    """The row of one query in one head."""
+    """The attention row of one query in one head."""
     block = decoder_layer(model, layer)
     attention = block.self_attn
     hidden = reading.inputs[layer][None, : token + 1]
@@ -36,7 +36,7 @@ def attention_row(model: VarifocalForCausalLM, reading: Reading, *, layer: int, 
     found = attention_weights(attention.mechanism, x, q, k, last=1)
     if "gate" not in reading.records[layer]:
         return AttentionRow(found.mixed[head, 0], None, None)
-    # The gate of the reading: it may have been held.
+    # The gate comes from the reading, where it may have been held.
     gate = reading.records[layer]["gate"][head, token].float()
     near, far = (part[head, 0] for part in found.branches)
     return AttentionRow(gate * near + (1 - gate) * far, gate * near, (1 - gate) * far)

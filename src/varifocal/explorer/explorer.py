@@ -1,4 +1,4 @@
-"""Answers the questions of the page from the models and the readings that were made last."""
+"""Answers the questions of the page from the models and their latest readings."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from varifocal.explorer.views import (
     TokenQuestion,
     TokenView,
 )
+from varifocal.explorer.waiting import Waiting
 
 TOP_KEYS = 12
 TOP_CANDIDATES = 10
@@ -34,7 +35,7 @@ MOST_BYTES = 256 * 2**20
 
 
 class Explorer:
-    """One or several models; to be asked by one thread at a time."""
+    """One or several models; only one thread at a time may ask."""
 
     def __init__(
         self, models: Sequence[OpenedModel], *, most_tokens: int | None = None, most_bytes: int = MOST_BYTES
@@ -42,16 +43,17 @@ class Explorer:
         """Args:
         models: the page shows them side by side.
         most_tokens: the longest text; None for each model's own context.
-        most_bytes: of kept readings.
+        most_bytes: the most bytes of readings to keep.
         """
         self.opened = tuple(models)
         self.readings = Readings(most_bytes)
         self.models = tuple(view_model(opened, most_tokens) for opened in models)
 
-    def text(self, asked: TextQuestion) -> TextView:
-        """A text in one head of one layer; ValueError if there is no such head or the text is too long."""
-        opened, pieces = self.checked(asked)
-        reading = self.reading(asked, pieces, asked.gates)
+    def text(self, asked: TextQuestion, waiting: Waiting | None = None) -> TextView:
+        """A text as one head of one layer sees it; ValueError if there is no such head or the text is too long."""
+        waiting = Waiting() if waiting is None else waiting
+        opened, pieces = self.checked(asked, waiting)
+        reading = self.reading(asked, pieces, asked.gates, waiting)
         record = reading.records[asked.layer]
         reach = reach_of(decoder_layer(opened.model, asked.layer).self_attn.mechanism, asked.head)
         decides = record.get("decides")
@@ -70,12 +72,13 @@ class Explorer:
             beyond=len(pieces.ids) > self.models[asked.model].context,
         )
 
-    def token(self, asked: TokenQuestion) -> TokenView:
-        """What a token reads in one head, and the next token with the gates as learned and held."""
-        opened, pieces = self.checked(asked)
+    def token(self, asked: TokenQuestion, waiting: Waiting | None = None) -> TokenView:
+        """What a token reads in one head, and the likeliest next tokens with gates as learned and as held."""
+        waiting = Waiting() if waiting is None else waiting
+        opened, pieces = self.checked(asked, waiting)
         if asked.token >= len(pieces.ids):
             raise ValueError(f"there is no token {asked.token}; the text has {len(pieces.ids)}, counted from 0")
-        reading = self.reading(asked, pieces, asked.gates)
+        reading = self.reading(asked, pieces, asked.gates, waiting)
         row = attention_row(opened.model, reading, layer=asked.layer, head=asked.head, token=asked.token)
         best = row.weights.topk(min(TOP_KEYS, len(row.weights)))
         keys = tuple(
@@ -91,13 +94,16 @@ class Explorer:
         states: tuple[Gates, ...] = get_args(Gates) if self.models[asked.model].gated else ("learned",)
         following = pieces.ids[asked.token + 1] if asked.token + 1 < len(pieces.ids) else None
         chances = tuple(
-            next_tokens(opened, self.reading(asked, pieces, gates), gates, token=asked.token, following=following)
+            next_tokens(
+                opened, self.reading(asked, pieces, gates, waiting), gates, token=asked.token, following=following
+            )
             for gates in states
         )
         return TokenView(asked.token, numbers(row.weights, 4), keys, chances)
 
-    def checked(self, asked: TextQuestion) -> tuple[OpenedModel, Pieces]:
-        """The model and the tokens of a question; ValueError if it asks for what is not there."""
+    def checked(self, asked: TextQuestion, waiting: Waiting) -> tuple[OpenedModel, Pieces]:
+        """The model and the tokens of a question; ValueError if it asks for something that does not exist."""
+        waiting.require()
         if asked.model >= len(self.opened):
             raise ValueError(f"there is no model {asked.model}; this page has {len(self.opened)}, counted from 0")
         view = self.models[asked.model]
@@ -109,10 +115,10 @@ class Explorer:
         opened = self.opened[asked.model]
         return opened, cut(opened, asked.text, most=view.most)
 
-    def reading(self, asked: TextQuestion, pieces: Pieces, gates: Gates) -> Reading:
-        """The reading of a question's text with gates in some state, kept or new."""
-        model = self.opened[asked.model].model
-        return self.readings.get((asked.model, asked.text, gates), lambda: read_tokens(model, pieces.ids, gates))
+    def reading(self, asked: TextQuestion, pieces: Pieces, gates: Gates, waiting: Waiting) -> Reading:
+        """The reading of a question's text with gates in that state, from those that are kept or a new one."""
+        model, key = self.opened[asked.model].model, (asked.model, asked.text, gates)
+        return self.readings.get(key, lambda: read_tokens(model, pieces.ids, gates, waiting))
 
 
 def view_model(opened: OpenedModel, most_tokens: int | None) -> ModelView:
@@ -132,7 +138,7 @@ def view_model(opened: OpenedModel, most_tokens: int | None) -> ModelView:
 
 
 def mean_gates(record: dict[str, Tensor]) -> list[float | None] | None:
-    """The mean gate of each head over the tokens where it decides; None where none does."""
+    """The mean gate of each head over the tokens where it decides; None if it decides nowhere."""
     if "gate" not in record:
         return None
     means = gate_statistics(record["gate"][None], record["decides"][None]).mean
@@ -141,7 +147,7 @@ def mean_gates(record: dict[str, Tensor]) -> list[float | None] | None:
 
 @torch.no_grad()
 def next_tokens(opened: OpenedModel, reading: Reading, gates: Gates, *, token: int, following: int | None) -> NextView:
-    """The likeliest tokens after a token, and how likely the one that follows was."""
+    """The likeliest tokens after a token, and the probability of the one that follows in the text."""
     probabilities = opened.model.lm_head(reading.last[token]).float().softmax(dim=-1)
     best = probabilities.topk(min(TOP_CANDIDATES, len(probabilities)))
     candidates = tuple(
@@ -152,5 +158,5 @@ def next_tokens(opened: OpenedModel, reading: Reading, gates: Gates, *, token: i
 
 
 def numbers(values: Tensor, digits: int) -> list[float]:
-    """A tensor [N] as rounded numbers: the page needs no more, and JSON is shorter."""
+    """A tensor [N] as rounded numbers: the page needs no more digits, and the JSON is shorter."""
     return [round(value, digits) for value in values.tolist()]

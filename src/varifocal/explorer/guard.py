@@ -1,4 +1,4 @@
-"""Stands in front of the page: only who knows the address gets in, and what goes out is told to stay here."""
+"""Guards the page: only those who know the address get in, and headers forbid the browser to load anything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = {
-    # Nothing but our own files, no inline script, no frame around the page.
+    # Allow only our own files, no inline scripts, and no frame around the page.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -27,13 +27,13 @@ HEADERS = {
 class Guard:
     """Lets a request through if it names this server and its path begins with the token.
 
-    A page elsewhere can make a browser ask this server under a name of its own (DNS rebinding): the Host header then
-    carries that name, and is refused.
+    A page elsewhere can make a browser ask this server under another name (DNS rebinding). The Host header then carries
+    that name, and the request is refused.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, host: str) -> None:
         """Args:
-        app: what is guarded.
+        app: the application that is guarded.
         token: the first part of every path.
         host: the name or address that the server was started with.
         """
@@ -64,7 +64,7 @@ class Guard:
         given, slash, _ = path.partition("/")
         if not secrets.compare_digest(given.encode(), self.token.encode()):
             return PlainTextResponse(
-                "The address lacks the token, or has another one: open the address that varifocal explore printed.\n",
+                "The address has no token, or a wrong one: open the address that varifocal explore printed.\n",
                 status_code=403,
             )
         if not slash:
@@ -74,8 +74,8 @@ class Guard:
 
 
 def host_is_ours(header: str, host: str) -> bool:
-    """Whether a Host header names this server: a loopback name, the host it was started with, or for a server that
-    listens beyond loopback any address written as a number, which no foreign name can stand behind."""
+    """Whether a Host header names this server: by a loopback name, by the host it was started with or, if it listens
+    beyond loopback, by any numeric address, which cannot be a foreign name."""
     name = header.rsplit(":", 1)[0] if header.rpartition(":")[2].isdigit() else header
     name = name.lower().removeprefix("[").removesuffix("]")
     if name in ("localhost", host.lower()):

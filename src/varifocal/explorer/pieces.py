@@ -1,4 +1,4 @@
-"""A text as a model sees it: tokens, and which characters each of them covers."""
+"""A text as a model sees it: its tokens, and the characters that each of them covers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Pieces:
 
     ids: list[int]
     pieces: list[str]
-    """The characters of each token; together they are the text. Empty for a token that goes on with a character that
-    the token before it began, and for tokens that the tokenizer adds."""
+    """The characters of each token; joined, they are the text. A token that continues a character of the token before
+    it has none, and neither has a token that the tokenizer adds."""
     starts: list[int]
-    """The character of the text at which each token's piece begins."""
+    """The place in the text where each token's piece begins."""
     added: dict[int, str]
     """The names of added tokens by their place."""
 
@@ -28,15 +28,16 @@ def cut(opened: OpenedModel, text: str, *, most: int) -> Pieces:
     encoded = opened.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
     ids: list[int] = encoded["input_ids"]
     if not ids:
-        raise ValueError(f"the tokenizer of {opened.name} makes no token of this text; type a few words")
+        raise ValueError(f"the tokenizer of {opened.name} finds no token in this text; type a few words")
     if len(ids) > most:
         raise ValueError(
-            f"the text has {len(ids):,} tokens, {opened.name} reads at most {most:,}; shorten it by {len(ids) - most:,}"
+            f"the text has {len(ids):,} tokens, but {opened.name} reads at most {most:,}; shorten it by "
+            f"{len(ids) - most:,}"
         )
     if max(ids) >= opened.model.config.vocab_size:
         raise ValueError(
-            f"the tokenizer of {opened.name} gives token {max(ids)}, but the model knows "
-            f"{opened.model.config.vocab_size}; it is another model's tokenizer"
+            f"the tokenizer of {opened.name} gives token {max(ids)}, but the model's vocabulary has "
+            f"{opened.model.config.vocab_size}; use the tokenizer that the model was trained with"
         )
     pieces, starts, added = [], [], {}
     reached = 0
@@ -45,7 +46,7 @@ def cut(opened: OpenedModel, text: str, *, most: int) -> Pieces:
     ):
         if special and begin == end:
             added[place] = str(opened.tokenizer.convert_ids_to_tokens(ids[place]))
-        # A tokenizer may leave the space in front of a word out of its offsets: it belongs to the word here.
+        # A tokenizer may leave the space before a word out of its offsets; here it belongs to the word.
         end = max(reached, end)
         pieces.append(text[reached:end])
         starts.append(reached)

@@ -1,4 +1,4 @@
-"""The readings that were made last, up to a number of bytes: looking at another head reads no text again."""
+"""The latest readings, up to a number of bytes, so that looking at another head does not read the text again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from varifocal.explorer.reading import Reading
 
 
 class Readings:
-    """Forgets what was not asked for the longest, until the rest fits; the newest always stays."""
+    """Forgets the least recently used readings until the rest fit; the newest always stays."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.kept: OrderedDict[Hashable, Reading] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Reading]) -> Reading:
-        """The reading of that key, made if it is not there."""
+        """The reading of that key; it is made if it is not kept."""
         if key not in self.kept:
             self.kept[key] = make()
         self.kept.move_to_end(key)
@@ -25,5 +25,5 @@ class Readings:
         return self.kept[key]
 
     def bytes(self) -> int:
-        """What is held now."""
+        """The bytes of all readings that are kept now."""
         return sum(reading.size() for reading in self.kept.values())

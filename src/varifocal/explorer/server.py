@@ -1,4 +1,4 @@
-"""Serves the page to this machine's browser until it is interrupted."""
+"""Serves the page to this machine's browser until interrupted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from varifocal.explorer.app import make_app
 from varifocal.explorer.explorer import Explorer
 
 LEAST_TOKEN = 16
-"""Characters that cannot be guessed."""
+"""The fewest characters of a token that cannot be guessed."""
 
 
 def make_token(given: str | None = None) -> str:
-    """The secret part of the address: a new random one, or the given one if it is fit to be."""
+    """The secret part of the address: a new random one, or the given one if it is long enough."""
     if given is None:
         return secrets.token_urlsafe(24)
     if len(given) < LEAST_TOKEN or not re.fullmatch(r"[A-Za-z0-9_-]+", given):
@@ -34,18 +34,18 @@ def serve(
     """Answer until interrupted.
 
     Args:
-        explorer: what answers.
-        host: where to listen.
-        port: 0 for any free one.
+        explorer: answers the questions of the page.
+        host: the address to listen on.
+        port: the port; 0 takes any free one.
         token: the secret part of the address.
-        on_ready: is called with the page's address as soon as it can be opened.
+        on_ready: called with the page's address as soon as it can be opened.
     """
     listening = listen(host, port)
     port = listening.getsockname()[1]
     config = uvicorn.Config(
         make_app(explorer, token=token, host=host),
         log_level="warning",
-        # An address holds the token: it is not for logs.
+        # Addresses contain the token, so they must not be logged.
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,

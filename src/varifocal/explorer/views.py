@@ -1,4 +1,4 @@
-"""What the page asks and what it is told: frozen values, sent as JSON."""
+"""What the page asks and what it gets: frozen values, sent as JSON."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class ModelView:
     parameters: int
     heads: int
     context: int
-    """Tokens of the texts it was made for."""
+    """Tokens of the longest text that it was made for."""
     most: int
-    """Tokens it reads here at most."""
+    """The most tokens that it reads here."""
     layers: tuple[LayerView, ...]
 
     @property
@@ -58,23 +58,23 @@ class ModelView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A text in one head: one entry for each token in every list."""
+    """A text in one head; every list has one entry for each token."""
 
     pieces: list[str]
     starts: list[int]
     added: dict[int, str]
     gate: list[float] | None
-    """1 reads the local branch alone, 0 the global one; None without a gate."""
+    """1 reads only the local branch, 0 only the global one; None without a gate."""
     decides: list[bool] | None
     """False where both branches read the same keys."""
     width: list[float] | None
-    """Keys of each token's window, where they differ."""
+    """Keys of each token's window, if windows differ between tokens."""
     window: int | None
-    """Keys of every token's window, where they do not."""
+    """Keys of every token's window, if all are the same."""
     edge: int
     """Keys over which a window fades out."""
     gate_map: list[list[float | None] | None]
-    """For each layer and head the mean gate of the tokens where it decides; None where none does, and for layers
+    """The mean gate of each layer and head over the tokens where it decides; None if it decides nowhere, and for layers
     without a gate."""
     beyond: bool
     """Whether the text is longer than the texts that the model was made for."""
@@ -97,17 +97,17 @@ class Candidate:
     text: str
     probability: float
     follows: bool
-    """Whether it is the one that the text goes on with."""
+    """Whether the text continues with this token."""
 
 
 @dataclass(frozen=True)
 class NextView:
-    """What comes next, under one state of the gates."""
+    """What comes next, with the gates in one state."""
 
     gates: Gates
     candidates: tuple[Candidate, ...]
     following: float | None
-    """The probability of the token that the text goes on with; None at its end."""
+    """The probability of the token that follows in the text; None at its end."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class TokenView:
 
     token: int
     weights: list[float]
-    """How much of each key it reads, from the first key to its own."""
+    """How much it reads of each key, from the first key to its own."""
     keys: tuple[KeyView, ...]
-    """Those it reads most, the most first."""
+    """The keys that it reads most, in descending order."""
     next: tuple[NextView, ...]

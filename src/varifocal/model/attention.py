@@ -16,7 +16,7 @@ from varifocal.attention.memories import Remembered
 from varifocal.attention.weights import unit_values
 from varifocal.equations.layout import Layout
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.memory_layer import remember
+from varifocal.model.memory_layer import LayerOfCache
 from varifocal.model.steps import normed_and_rotated
 
 
@@ -60,21 +60,18 @@ class VarifocalAttention(Qwen3Attention):
         v = self.by_head(self.v_proj(x)).transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
-        if cache is None:
-            remembered = None
-            attended: MechanismOutput = self.mechanism(x, q, k, v, layout=layout)
-        else:
-            remembered = remember(cache, self.layer_idx, self.mechanism, x, q, k, v, layout=layout)
-            attended = self.mechanism.read(x, q, remembered, layout=layout)
+        memory = None if cache is None else LayerOfCache(cache, self.layer_idx, self.mechanism)
+        attended: MechanismOutput = self.mechanism(x, q, k, v, memory=memory, layout=layout)
         weights = None
         if output_attentions:
+            remembered = None if memory is None else memory.remembered
             weights = weights_of_keys(attended, q, remembered or Remembered(k, v), keys=layout.keys)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
         return replace(attended, output=self.o_proj(attended.output.transpose(1, 2).flatten(2))), weights
 
     def by_head(self, projected: Tensor) -> Tensor:
         """[B, T, * D] as [B, T, *, D]."""
-        return projected.view(*projected.shape[:2], -1, self.head_dim)
+        return projected.view(*projected.shape[:2], projected.shape[2] // self.head_dim, self.head_dim)
 
     def queries_and_keys(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers.utils import logging
 
+from varifocal.device import find_dtype
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.reading import one_line, readable
+from varifocal.model.saved_weights import require_as_large, tensor_names, weight_files
 
 
 def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> VarifocalForCausalLM:
@@ -28,18 +29,19 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> Varifoc
     """
     folder = Path(path)
     config = read_config(folder)
-    try:
-        with only_errors():
-            model, report = VarifocalForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype="auto" if dtype is None else dtype,
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
-        raise ValueError(f"the weights in {folder} cannot be read: {one_line(error)}") from error
+    files = weight_files(folder)
+    names, size = tensor_names(files), sum(file.stat().st_size for file in files)
+    require_as_large(folder, config.num_hidden_layers, lambda: VarifocalForCausalLM(config), names=names, size=size)
+    with readable(f"the weights in {folder}"), only_errors():
+        model, report = VarifocalForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto" if dtype is None else dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     check_report(folder, report)
     loaded: VarifocalForCausalLM = model.eval()
     return loaded
@@ -54,25 +56,33 @@ def read_config(folder: Path) -> VarifocalConfig:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {one_line(error)}") from error
+    except RecursionError as error:
+        raise ValueError(f"{file} is nested too deeply") from error
     ours = VarifocalConfig.model_type
     if not isinstance(values, dict) or values.get("model_type") != ours:
         kind = values.get("model_type") if isinstance(values, dict) else None
         raise ValueError(f"{file} is of a model of type {kind!r}, expected {VarifocalConfig.model_type!r}")
-    try:
+    with readable(str(file)):
+        refuse_redirection(values)
+        for name in ("dtype", "torch_dtype"):
+            if values.get(name) is not None:
+                find_dtype(str(values[name]))
         config: VarifocalConfig = VarifocalConfig.from_dict(values)
-    except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
-        raise ValueError(f"{file}: {one_line(error)}") from error
     return config
+
+
+def refuse_redirection(values: Mapping[str, Any]) -> None:
+    """ValueError for a config that names other weights than those that lie in its folder under their usual name."""
+    if values.get("transformers_weights") is not None:
+        raise ValueError(
+            f"it names the weights {values['transformers_weights']!r} in transformers_weights; name them "
+            "model.safetensors and leave that out"
+        )
 
 
 def check_report(folder: Path, report: dict[str, Any]) -> None:
     """ValueError if a tensor was missing, unknown or of another shape."""
-    mismatched = [
-        f"{name} has shape {tuple(found)} and should have {tuple(wanted)}"
-        for name, found, wanted in sorted(report["mismatched_keys"])
-    ]
-    if mismatched:
-        raise ValueError(f"the weights in {folder} do not have the sizes of its config: {some(mismatched)}")
+    check_shapes(folder, report)
     if report["missing_keys"]:
         raise ValueError(f"the weights in {folder} are incomplete, these are missing: {some(report['missing_keys'])}")
     if report["unexpected_keys"]:
@@ -81,16 +91,21 @@ def check_report(folder: Path, report: dict[str, Any]) -> None:
         )
 
 
+def check_shapes(where: object, report: dict[str, Any]) -> None:
+    """ValueError if a tensor was of another shape."""
+    mismatched = [
+        f"{name} has shape {tuple(found)} and should have {tuple(wanted)}"
+        for name, found, wanted in sorted(report["mismatched_keys"])
+    ]
+    if mismatched:
+        raise ValueError(f"the weights in {where} do not have the sizes of its config: {some(mismatched)}")
+
+
 def some(names: Iterable[str], most: int = 3) -> str:
     """The first few of the names, and how many more there are."""
     names = sorted(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def one_line(error: Exception) -> str:
-    """What an error says, without line breaks."""
-    return " ".join(str(error).split())
 
 
 @contextmanager

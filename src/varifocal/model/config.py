@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub.dataclasses import strict
@@ -10,7 +12,14 @@ from transformers import Qwen3Config
 
 from varifocal.attention.mechanisms import HeadShape
 from varifocal.attention.mechanisms.registry import config_from_options, options_from_config
+from varifocal.model.auto_classes import AUTO_MAP, write_auto_classes
 from varifocal.model.memory_layer import LAYER_TYPE
+
+LARGEST = {
+    "num_hidden_layers": 10_000, "hidden_size": 1 << 20, "intermediate_size": 1 << 24, "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16, "head_dim": 1 << 16, "vocab_size": 1 << 31, "max_position_embeddings": 1 << 40,
+}  # fmt: skip
+"""Sizes that no model will have; beyond them a config is a mistake or an attack, and would fill the memory."""
 
 
 class LayerMechanism(NamedTuple):
@@ -46,12 +55,15 @@ class VarifocalConfig(Qwen3Config):
     """Biases of the query, key and value projections, as in Qwen2. `attention_bias` adds the output's to them."""
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_sizes(vars(self))
         super().__post_init__(**kwargs)
         check_heads(self)
         self.mechanism_options = complete_options(self.mechanism, self.mechanism_options, self.num_hidden_layers)
         # What a layer remembers is its mechanism's to say; transformers' caches make this kind of layer for it.
         self.layer_types = [LAYER_TYPE] * self.num_hidden_layers
         self.sliding_window = None
+        # Never what a file says: it names code.
+        self.auto_map = dict(AUTO_MAP)
 
     def validate_layer_type(self) -> None:
         """transformers checks its own kinds of layers here; ours are all of one kind, which it does not list."""
@@ -60,6 +72,16 @@ class VarifocalConfig(Qwen3Config):
         """What is saved, without `layer_types`: they follow from the class, and transformers' Trainer, which reads the
         file as a config of no class, knows its own kinds alone."""
         return {name: value for name, value in super().to_dict().items() if name != "layer_types"}
+
+    def save_pretrained(self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write config.json, and beside it the file by which transformers' auto classes find ours."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        write_auto_classes(save_directory)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """transformers would copy the source of a class that it found by `auto_map` into every model saved later."""
 
     def layer_mechanism(self, layer: int) -> LayerMechanism:
         """The mechanism of a layer. Where layers share their options, each may draw at random by itself."""
@@ -81,10 +103,19 @@ class VarifocalConfig(Qwen3Config):
         )
 
 
+def check_sizes(values: Mapping[str, Any]) -> None:
+    """ValueError if the sizes of a model are beyond all measure; what is not a number is for others to refuse."""
+    for name, most in LARGEST.items():
+        value = values.get(name)
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise ValueError(f"{name} must be between 1 and {most}, got {reprlib.repr(value)}")
+
+
 def check_heads(config: VarifocalConfig) -> None:
     """ValueError unless the layers' sizes are those of an attention."""
-    if config.num_hidden_layers < 1:
-        raise ValueError(f"num_hidden_layers must be at least 1, got {config.num_hidden_layers}")
+    pad = config.pad_token_id
+    if pad is not None and not -config.vocab_size <= pad < config.vocab_size:
+        raise ValueError(f"pad_token_id must be below the vocab_size {config.vocab_size}, got {reprlib.repr(pad)}")
     for name in ("qk_norm", "qkv_bias"):
         if not isinstance(getattr(config, name), bool):
             raise ValueError(f"{name} must be True or False, got {getattr(config, name)!r}")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from varifocal.kernels.native import library
 from varifocal.kernels.steps.cross_entropy import cross_entropy_, integer_labels
@@ -63,17 +62,6 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tens
     return _LinearCrossEntropy.apply(hidden, weight, labels)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@torch.no_grad()
-def token_losses(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """The cross entropy of each row, float32 [N], without gradient; hidden [N, C], weight [V, C], labels [N]."""
-    labels = class_labels(labels, len(weight))
-    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
-    for begin in range(0, len(hidden), ROWS_AT_A_TIME):
-        part = slice(begin, begin + ROWS_AT_A_TIME)
-        losses[part] = functional.cross_entropy((hidden[part] @ weight.mT).float(), labels[part], reduction="none")
-    return losses
-
-
 def losses_and_shares(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of each row and its share, float32 [N]; float32 logits [N, V] become e, whose softmax is share * e."""
     if logits.device.type == "cpu" and library.why_missing() is None:
@@ -124,6 +112,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("the loss cannot be differentiated twice; take the cross entropy of the logits yourself")
         # In place and given away: a second copy of the weight's gradient is as large as the weight.
         if ctx.gradients is None:
             raise RuntimeError("the loss was differentiated already; its gradients were given away, compute it again")

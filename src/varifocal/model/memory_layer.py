@@ -232,7 +232,7 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
         memory = self._memory
         assert memory is not None
         for rows in memory.rows.values():
-            rows.make_room()
+            rows.restore_room()
         held = next((rows.filled for rows in memory.rows.values()), None)
         self.cumulative_length = self.cumulative_length.to(
             self.cumulative_length.device if held is None else held.device
@@ -298,6 +298,26 @@ def insert_padding(cache: Cache, tokens: int) -> None:
 def makes_ours(cache: Cache) -> bool:
     """Whether a cache has no layers before their first tokens come, and then gets ours."""
     return getattr(cache, "layer_class_to_replicate", None) is DynamicLayer
+
+
+@dataclass(eq=False)
+class LayerOfCache:
+    """A layer of a cache, as what a mechanism gives its tokens to.
+
+    The mechanism itself is called while the cache takes them in: what makes its weights ready when it is called, such
+    as a hook that brings them from another device, has run by then.
+    """
+
+    cache: Cache
+    layer: int
+    mechanism: Mechanism[Any]
+    remembered: Remembered | None = None
+    """What the queries of the last tokens could read."""
+
+    def append(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, layout: Layout | None = None) -> Remembered:
+        assert layout is not None
+        self.remembered = remember(self.cache, self.layer, self.mechanism, x, q, k, v, layout=layout)
+        return self.remembered
 
 
 def remember(

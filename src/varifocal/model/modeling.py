@@ -26,10 +26,13 @@ from varifocal.equations.layout import Layout
 from varifocal.kernels.steps.cross_entropy import integer_labels
 from varifocal.model.arrangement import Arrangement
 from varifocal.model.attention import VarifocalAttention
+from varifocal.model.bare import is_bare
 from varifocal.model.config import VarifocalConfig
+from varifocal.model.decoding import find_decoder
+from varifocal.model.head import head_cross_entropy, logits_of
 from varifocal.model.late_logits import LateLogits
 from varifocal.model.layout import documents_of_labels, lay_out_text
-from varifocal.model.loss import IGNORED, linear_cross_entropy, next_token_labels
+from varifocal.model.loss import IGNORED, next_token_labels
 from varifocal.model.memory_layer import can_be_compiled, insert_padding, note_padding, standing_of
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
 from varifocal.model.steps import fed_forward, normed
@@ -96,6 +99,10 @@ class VarifocalPreTrainedModel(PreTrainedModel):
         module.reset_parameters()
         for value, kept in loaded:
             value.copy_(kept)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """As in VarifocalConfig: no source of ours is copied into saved models."""
 
     def gradient_checkpointing_enable(
         self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any
@@ -191,6 +198,11 @@ class VarifocalModel(VarifocalPreTrainedModel):
                 insert_padding(cache, hidden.shape[1] - arrangement.texts.shape[1])
             hidden = arrangement.arrange(hidden)
         rotary = self.rotary_emb(hidden, rotary_positions)
+        wants_more = wants_hidden or wants_weights or output_records or arrangement is not None
+        decoder = None if wants_more else find_decoder(self, hidden, cache)
+        if decoder is not None and cache is not None:
+            hidden = normed(self.norm, decoder.decode(hidden, rotary, layout, cache))
+            return VarifocalModelOutput(last_hidden_state=hidden, past_key_values=cache, auxiliary_losses={})
         every_hidden: list[Tensor] = []
         losses: list[dict[str, Tensor]] = []
         records: list[dict[str, Tensor]] = []
@@ -319,7 +331,7 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         if with_loss and logits_to_keep is None:
             logits = LateLogits(self.lm_head, hidden, training=self.training)
         else:
-            logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep or 0))
+            logits = logits_of(self.lm_head, slice_logits_to_keep(hidden, logits_to_keep or 0))
         loss = cross_entropy = None
         if with_loss:
             if shift_labels is not None:
@@ -337,7 +349,7 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
                 following = next_token_labels(labels, labelled).flatten()
             count = (following != IGNORED).sum()
             total = count.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = linear_cross_entropy(hidden.flatten(0, 1), self.lm_head.weight, following) / total
+            loss = head_cross_entropy(self.lm_head, hidden.flatten(0, 1), following) / total
             cross_entropy = loss.detach()
             # In evaluation the loss is the cross entropy alone, so that mechanisms can be compared.
             if self.training:
@@ -362,7 +374,8 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         as a second tensor of the vocabulary's size.
         """
         table = self.model.embed_tokens
-        tied = table.weight is self.lm_head.weight and not torch.compiler.is_compiling()
+        bare = is_bare(table, nn.Embedding) and is_bare(self.lm_head, nn.Linear)
+        tied = bare and table.weight is self.lm_head.weight and not torch.compiler.is_compiling()
         if not (tied and torch.is_grad_enabled() and table.weight.requires_grad):
             embedded: Tensor = table(input_ids)
             return embedded

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
 
 from varifocal.kernels.native import library
 from varifocal.kernels.steps.norm import norm
 from varifocal.kernels.steps.swiglu import swiglu
+from varifocal.model.bare import is_bare
 from varifocal.model.recompute import recomputed
 
 
@@ -27,9 +29,12 @@ def runs_natively(*tensors: Tensor) -> bool:
 
 def normed(module: nn.Module, x: Tensor) -> Tensor:
     """x [B, T, C] through a norm of Qwen3's; the backward pass keeps the result, or x where it must."""
-    if isinstance(module, Qwen3RMSNorm) and runs_natively(x, module.weight):
-        return norm(x, module.weight, module.variance_epsilon)
-    result: Tensor = recomputed(module, x)
+    if not is_bare(module, Qwen3RMSNorm):
+        result: Tensor = module(x)
+    elif runs_natively(x, module.weight):  # type: ignore[arg-type]
+        result = norm(x, module.weight, module.variance_epsilon)  # type: ignore[arg-type]
+    else:
+        result = recomputed(module, x)
     return result
 
 
@@ -44,10 +49,10 @@ def normed_and_rotated(
         rotary: cosines and sines [B or 1, T, D].
     """
     cosines, sines = rotary
-    norms = [one for one in (q_norm, k_norm) if isinstance(one, Qwen3RMSNorm)]
-    if len(norms) == 2 and runs_natively(q, k, cosines, *(one.weight for one in norms)):
+    norms = [one for one in (q_norm, k_norm) if is_bare(one, Qwen3RMSNorm)]
+    if len(norms) == 2 and runs_natively(q, k, cosines, *(one.weight for one in norms)):  # type: ignore[arg-type]
         return tuple(
-            norm(x, one.weight, one.variance_epsilon, cosines=cosines, sines=sines).transpose(1, 2)
+            norm(x, one.weight, one.variance_epsilon, cosines=cosines, sines=sines).transpose(1, 2)  # type: ignore[arg-type]
             for one, x in zip(norms, (q, k), strict=True)
         )  # type: ignore[return-value]
 
@@ -58,18 +63,24 @@ def normed_and_rotated(
         return turned
 
     # A rotation alone keeps nothing; norms keep a few tensors of q's size.
-    rotated: tuple[Tensor, Tensor] = recomputed(by_modules, q, k) if norms else by_modules(q, k)
+    rotated: tuple[Tensor, Tensor] = recomputed(by_modules, q, k) if len(norms) == 2 else by_modules(q, k)
     return rotated
 
 
-def fed_forward(module: Qwen3MLP, x: Tensor) -> Tensor:
+def fed_forward(module: nn.Module, x: Tensor) -> Tensor:
     """The normed x [B, T, C] through Qwen3's feed-forward part; of its inner tensors the backward pass keeps two."""
-    native = module.config.hidden_act == "silu" and runs_natively(x, module.gate_proj.weight)
+    if not is_bare(module, Qwen3MLP):
+        replaced: Tensor = module(x)
+        return replaced
+    gate_proj, up_proj, down_proj = (getattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
+    gate, up = gate_proj(x), up_proj(x)
+    native = is_bare(module.act_fn, SiLUActivation) and runs_natively(gate, up)  # type: ignore[arg-type]
 
     def activated(gate: Tensor, up: Tensor) -> Tensor:
-        inner = swiglu(gate, up) if native else module.act_fn(gate) * up
-        projected: Tensor = module.down_proj(inner)
+        inner = swiglu(gate, up) if native else module.act_fn(gate) * up  # type: ignore[operator]
+        projected: Tensor = down_proj(inner)
         return projected
 
-    result: Tensor = recomputed(activated, module.gate_proj(x), module.up_proj(x))
+    # Computed again, an adapter's dropout would draw other numbers.
+    result: Tensor = recomputed(activated, gate, up) if is_bare(down_proj, nn.Linear) else activated(gate, up)
     return result

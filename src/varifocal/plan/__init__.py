@@ -1,1 +1,1 @@
-"""What a training or a serving takes, before it is paid for."""
+"""What a training run takes, before anybody pays for it."""

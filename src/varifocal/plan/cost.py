@@ -1,4 +1,4 @@
-"""What a model costs before it is run: parameters by part, floating-point operations and cache bytes of a token."""
+"""What a model costs, before it is run: parameters by part, floating-point operations and cache bytes per token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTS = {
     "self_attn": "attention",
     "mlp": "feed-forward",
 }
-"""A piece of a parameter's name, and the part it belongs to; the first that fits."""
+"""A piece of a parameter's name, and the part that the parameter belongs to; the first match counts."""
 
 
 class Flops(NamedTuple):
@@ -65,9 +65,9 @@ class CacheSize(NamedTuple):
     """Bytes of the decoding cache, for one sequence."""
 
     per_token: int
-    """What each further token adds, while no layer has begun to forget."""
+    """What each further token adds, as long as no layer has begun to forget."""
     at_length: int
-    """All of it after a text of the given length; layers that look back W tokens keep no more than W."""
+    """The whole cache after a text of the given length; layers that look back W tokens keep no more than W."""
 
 
 def cache_size(config: VarifocalConfig, length: int, *, bytes_per_number: int = 4) -> CacheSize:
@@ -81,7 +81,7 @@ def cache_size(config: VarifocalConfig, length: int, *, bytes_per_number: int = 
 
 
 def remembered_numbers(mechanism: Mechanism[Any]) -> int:
-    """How many numbers a layer keeps of each past token, as its memory tells when it is given one."""
+    """How many numbers a layer keeps for each past token, counted in its memory after one token."""
     shape = mechanism.shape
     key = torch.zeros(1, shape.kv_heads, 1, shape.head_width)
     query = torch.zeros(1, shape.heads, 1, shape.head_width)
@@ -91,7 +91,7 @@ def remembered_numbers(mechanism: Mechanism[Any]) -> int:
 
 
 def layer_mechanisms(config: VarifocalConfig) -> list[Mechanism[Any]]:
-    """The mechanism of each layer; layers of equal options share one, for all that is asked of it here."""
+    """The mechanism of each layer; layers with equal options share one, which is enough for counting."""
     found: dict[str, Mechanism[Any]] = {}
     layers = []
     for layer in range(config.num_hidden_layers):

@@ -1,4 +1,4 @@
-"""GPUs by name: the data sheets' peaks, and an hourly price that is an assumption."""
+"""GPUs by name: the peaks of their data sheets, and an hourly price that is an assumption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GB = 1e9
 
 
 def find_precision(name: str) -> Precision:
-    """The precision of a name; ValueError for an unknown one."""
+    """The precision of that name; ValueError if it is unknown."""
     for known in PRECISIONS:
         if name == known:
             return known
@@ -24,7 +24,7 @@ def gpu(
     name: str, *, memory: float, bfloat16: float | None, float32: float, bandwidth: float, exponentials: float,
     link: float, price: float,
 ) -> Hardware:  # fmt: skip
-    """A row of the table in GB, TFLOP/s, GB/s and thousands of millions of exponentials a second."""
+    """A row of the table, in GB, TFLOP/s, GB/s and billions of exponentials a second."""
     products = {"float32": float32 * 1e12}
     if bfloat16 is not None:
         products["bfloat16"] = bfloat16 * 1e12
@@ -56,12 +56,12 @@ GPUS: dict[str, Hardware] = {
         gpu("h200", memory=150.0, bfloat16=989, float32=66.9, bandwidth=4800, exponentials=3865, link=450, price=3.8),
     )
 }
-"""By name."""
+"""The GPUs that `varifocal plan` knows, by name."""
 OTHER_NAMES = {"a100": "a100-80", "rtx4090": "4090", "rtx3090": "3090"}
 
 
 def find_gpu(name: str) -> Hardware:
-    """The GPU of a name; ValueError with the nearest one."""
+    """The GPU of that name; ValueError with the nearest known name if there is none."""
     key = name.lower().replace("_", "-")
     key = OTHER_NAMES.get(key, key)
     if key not in GPUS:

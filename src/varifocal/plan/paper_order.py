@@ -1,4 +1,4 @@
-"""Whether a prediction puts the rows of a paper's table into the paper's order, and where it does not."""
+"""Whether a prediction puts the rows of a paper's table into the paper's order, and which rows disagree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from varifocal.results.papers import PaperTable
 
 Quantity = Literal["memory", "speed"]
 SAME = 0.01
-"""Predictions nearer than this to each other are no order."""
+"""Predictions that differ by less than this count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class OrderCheck:
 
     @property
     def disagreements(self) -> tuple[str, ...]:
-        """A sentence for each pair of rows that stand the other way round, or that arithmetic cannot tell apart."""
+        """A sentence for each pair of rows that the prediction puts the other way round or cannot tell apart."""
         found = []
         more = "more memory" if self.quantity == "memory" else "faster"
         for one, two in itertools.combinations(self.rows, 2):
@@ -43,14 +43,14 @@ class OrderCheck:
             names = f"{first.method} ({first.paper:.2f}x) against {second.method} ({second.paper:.2f}x)"
             numbers = f"{first.predicted:.2f}x and {second.predicted:.2f}x"
             if first.paper != second.paper and difference < -SAME:
-                found.append(f"{more}: the paper has {names}, arithmetic the reverse ({numbers})")
+                found.append(f"{more}: the paper has {names}, arithmetic says the reverse ({numbers})")
             elif first.paper != second.paper and difference < SAME:
                 found.append(f"{more}: the paper has {names}, arithmetic sees no difference ({numbers})")
         return tuple(found)
 
 
 def order_checks(table: PaperTable, predicted: Mapping[Quantity, Mapping[str, float]]) -> list[OrderCheck]:
-    """The columns of memory and speed of a table; `predicted` has them by mechanism. Hours are slowness."""
+    """Checks of a table's columns of memory and speed; `predicted` has both by mechanism. More hours are less speed."""
     columns: dict[Quantity, str | None] = {"memory": table.memory, "speed": table.speed or table.time}
     checks = []
     for quantity, column in columns.items():

@@ -13,11 +13,11 @@ from varifocal.results.papers import PaperTable, paper_tables
 
 Way = Literal["our kernels", "prototype", "all written out"]
 WAYS: tuple[Way, ...] = ("our kernels", "prototype", "all written out")
-"""A prototype writes the scores of all pairs out for the paper's own mechanism, and runs the others in kernels."""
+"""A prototype writes out the scores of all pairs for the paper's own mechanism, and runs the others in kernels."""
 OWN = ("context_adaptive", "head_gated", "sparse_geometric")
 """The papers' own mechanisms."""
 ROWS = 8
-"""Rows at once: what the papers' configs of ours have."""
+"""Rows that a device computes at once, as in our configs of the papers."""
 
 
 def paper_predictions(
@@ -37,7 +37,7 @@ def paper_predictions(
             devices=gpus,
             micro_batch=ROWS,
             execution="written out" if way == "all written out" or (way == "prototype" and name in OWN) else "kernels",
-            # A plain head under autocast, as the papers will have had.
+            # The papers presumably had a plain head under autocast.
             head_precision="bfloat16",
         )
         one = predict(training, hardware)

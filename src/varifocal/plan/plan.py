@@ -1,4 +1,4 @@
-"""What a training will take: memory by part, tokens a second, hours, cost; from a step's work and a device's rates."""
+"""What a training run will take, from a step's work and a device's rates: memory, tokens a second, hours, cost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from varifocal.plan.step_cost import HEAD_PRECISION, Execution, MicroBatch, Step
 from varifocal.results.hardware import Assumptions, Hardware
 
 LARGEST_MICRO_BATCH = 64
-"""Rows beyond which a step gains nothing."""
+"""More rows than this at once do not make a step faster."""
 
 
 def variant_name(mechanism: str, options: Mapping[str, Any]) -> str:
-    """The mechanism, and the way in which it runs where that is not its first one."""
+    """The mechanism's name, followed by its way to run if that is not its first one."""
     for label, way in list(mechanism_type(mechanism).ways.items())[1:]:
         if all(name in options and options[name] == value for name, value in way.items()):
             return f"{mechanism} {label}"
@@ -28,7 +28,7 @@ def variant_name(mechanism: str, options: Mapping[str, Any]) -> str:
 
 
 def every_variant() -> dict[str, tuple[str, dict[str, Any]]]:
-    """By name: a mechanism and its options. One that has several ways to run is there in each of them."""
+    """By name: a mechanism and its options. A mechanism with several ways to run has an entry for each of them."""
     others = {
         f"{name} {label}": (name, dict(way))
         for name, one in MECHANISMS.items()
@@ -38,7 +38,7 @@ def every_variant() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def find_variants(names: Sequence[str] | None) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The variants of those names, all for None; ValueError with the nearest known name."""
+    """The variants of those names, or all for None; ValueError with the nearest known name if one is unknown."""
     known = every_variant()
     for name in names or ():
         if name not in known:
@@ -54,15 +54,15 @@ class Training:
     tokens: float
     length: int
     batch: int = 512
-    """Rows of an optimizer step, over all devices."""
+    """Rows per optimizer step, over all devices."""
     devices: int = 1
     micro_batch: int | None = None
-    """Rows that a device computes at once; None for the most that fits."""
+    """Rows that a device computes at once; None for the most that fit."""
     precision: Precision = "bfloat16"
     checkpointing: bool = False
     execution: Execution = "kernels"
     head_precision: Precision = HEAD_PRECISION
-    """Of the head's products; in our loss they are float32 in any precision."""
+    """The precision of the head's products; our loss computes them in float32 in any training precision."""
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.batch % self.devices:
@@ -79,11 +79,11 @@ class Training:
 
     @property
     def share(self) -> int:
-        """Rows of each device in a step."""
+        """Rows per device and step."""
         return self.batch // self.devices
 
     def part(self, rows: int) -> MicroBatch:
-        """So many of them at once."""
+        """A micro-batch of that many rows."""
         return MicroBatch(
             rows=rows,
             length=self.length,
@@ -95,18 +95,18 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What the cost model says of a training."""
+    """What the cost model says about a training run."""
 
     parameters: int
     flops: float
-    """Of a token's forward and backward pass."""
+    """Operations of the forward and backward pass, per token."""
     memory: dict[str, float]
-    """Bytes by part, of one device."""
+    """Bytes by part, for one device."""
     room: float
     """Bytes that a device has for them."""
     micro_batch: int
     seconds: dict[str, float]
-    """Of an optimizer step, by part; what does not overlap."""
+    """Seconds of an optimizer step by part, without what overlaps with other parts."""
     tokens_per_second: float
     hours: float
     cost: float | None
@@ -129,7 +129,7 @@ class Prediction:
 def predict(
     training: Training, hardware: Hardware, assumptions: Assumptions | None = None, *, price: float | None = None
 ) -> Prediction:
-    """What the training takes on that hardware; `price` is dollars an hour of one device, None for the table's."""
+    """What the run takes on that hardware; `price` is in dollars an hour for one device, None for the table's price."""
     given = Assumptions() if assumptions is None else assumptions
     if training.precision not in hardware.products:
         raise ValueError(
@@ -174,12 +174,12 @@ def predict(
 
 
 def reached(hardware: Hardware, fraction: float) -> float:
-    """What of a rate is reached: the assumed fraction of a data sheet's, all of a measured one."""
+    """The fraction of a rate that is reached: the assumed one for a data sheet, all of it if it was measured."""
     return 1.0 if hardware.measured else fraction
 
 
 def largest_micro_batch(training: Training, room: float, parameters: int) -> int:
-    """The largest power of two of rows that divides a device's share and fits; 1 if none does."""
+    """The largest power of two of rows that divides a device's share and fits in its memory; 1 if none does."""
     rows = 1
     while rows < LARGEST_MICRO_BATCH and training.share % (2 * rows) == 0:
         more = memory_by_part(
@@ -196,11 +196,11 @@ def largest_micro_batch(training: Training, room: float, parameters: int) -> int
 
 
 def seconds_of(work: StepWork, training: Training, hardware: Hardware, given: Assumptions) -> dict[str, float]:
-    """A micro-batch's forward and backward pass by part: what runs one after the other on the device."""
+    """Seconds of a micro-batch's forward and backward pass, by the parts that run one after another on the device."""
     peak = hardware.products[training.precision]
     rate = measured_rate(training.config, hardware) if hardware.measured else peak * given.attention
     moving = hardware.bandwidth * reached(hardware, given.bandwidth)
-    # A GPU moves operands while it multiplies, and the slower one counts; a CPU's core does one after the other.
+    # A GPU moves operands while it multiplies, so the slower of the two counts; a CPU core does one after the other.
     both = operator.add if hardware.measured else max
     seconds = {
         "products": both(work.products / (peak * reached(hardware, given.products)), work.operands / moving),
@@ -216,24 +216,24 @@ def seconds_of(work: StepWork, training: Training, hardware: Hardware, given: As
     starting = work.calls * (hardware.call if hardware.measured else given.call)
     if hardware.measured:
         return seconds | {"starting operators": starting}
-    # Operators are started ahead of the GPU; where that is slower, the GPU waits.
+    # Python starts operators ahead of the GPU; where starting is slower, the GPU waits.
     return seconds | {"waiting for Python": max(0.0, starting - sum(seconds.values()))}
 
 
 def measured_rate(config: VarifocalConfig, hardware: Hardware) -> float:
-    """Operations a second of the layers' attention: of several mechanisms, each takes as long as its own rate says."""
+    """Operations a second of the attention of all layers, each layer at the rate of its own mechanism."""
     names = [variant_name(*config.layer_mechanism(layer)) for layer in range(config.num_hidden_layers)]
     for name in names:
         if name not in hardware.attention:
             known = ", ".join(hardware.attention)
-            raise ValueError(f"{hardware.name} was not measured with {name}; measured are {known}")
+            raise ValueError(f"{hardware.name} was not measured with {name}; it was measured with {known}")
     return len(names) / sum(1 / hardware.attention[name] for name in names)
 
 
 def exchange_seconds(
     training: Training, hardware: Hardware, given: Assumptions, parameters: int, pass_seconds: float
 ) -> float:
-    """What the all-reduce of gradients, in float32, takes beyond the backward pass that it hides behind."""
+    """The seconds of the all-reduce of float32 gradients that do not overlap with the backward pass."""
     if training.devices == 1:
         return 0.0
     moved = 2 * (training.devices - 1) / training.devices * 4.0 * parameters
@@ -242,10 +242,10 @@ def exchange_seconds(
 
 
 def notes_of(training: Training, seconds: dict[str, float]) -> tuple[str, ...]:
-    """What is worth knowing of where the time goes."""
+    """What is worth knowing about where the time goes."""
     total = sum(seconds.values())
     share = seconds["attention"] / total
-    notes = [f"attention takes {share:.0%} of a pass: without any, it would be {1 / (1 - share):.2f} times as fast"]
+    notes = [f"attention takes {share:.0%} of a pass; without it, a pass would be {1 / (1 - share):.2f} times as fast"]
     if training.head_precision != training.precision:
         notes.append(
             f"the head's products run in {training.head_precision} inside the loss: {seconds['head'] / total:.0%} "

@@ -1,4 +1,4 @@
-"""What a training will take with each of several mechanisms, as a result that can be kept."""
+"""What a training run will take with each of several mechanisms, as a result that can be saved."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def predict_all(
     checkpointing: bool = False,
     price: float | None = None,
 ) -> PlanPrediction:
-    """What a training of a preset takes with each mechanism.
+    """What training a preset takes with each mechanism.
 
     Args:
         preset: the sizes of the model.
-        hardware: one of the devices; on a measured one, mechanisms that were not measured are left out.
-        names: of mechanisms; None for all.
-        tokens: to train on.
-        context: tokens of a row; None for the preset's.
-        batch: rows of an optimizer step, over all devices.
-        devices: how many, data parallel.
-        micro_batch: rows that a device computes at once; None for the most that fits.
-        precision: of the products.
-        checkpointing: keep a layer's input only, and compute the rest twice.
-        price: dollars an hour of one device; None for the table's.
+        hardware: the device; on a measured one, mechanisms that were not measured are left out.
+        names: names of mechanisms; None for all.
+        tokens: tokens to train on.
+        context: tokens per row; None for the preset's.
+        batch: rows per optimizer step, over all devices.
+        devices: number of devices, data parallel.
+        micro_batch: rows that a device computes at once; None for the most that fit.
+        precision: the precision of the products.
+        checkpointing: keep only the input of each layer, and compute the rest twice.
+        price: dollars an hour for one device; None for the table's.
     """
     given = Assumptions()
     length = {} if context is None else {"max_position_embeddings": context}
@@ -70,13 +70,13 @@ def predict_all(
 
 
 def sizes_of(training: Training) -> TrainingSizes:
-    """The training but for its model."""
+    """The training run without its model."""
     wanted = {one.name: getattr(training, one.name) for one in fields(training) if one.name != "config"}
     return TrainingSizes(**wanted)
 
 
 def record_of(found: Prediction) -> PredictionRecord:
-    """A prediction with what follows from its parts."""
+    """A prediction together with the sums of its parts."""
     return PredictionRecord(
         **(asdict(found) | {"peak": found.peak, "fits": found.fits, "step_seconds": found.step_seconds})
     )

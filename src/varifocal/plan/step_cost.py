@@ -1,4 +1,4 @@
-"""What a training step costs before it is run: operations, bytes moved and bytes kept, counted from the code.
+"""What a training step costs, before it is run: operations, bytes moved and bytes kept, counted from the code.
 
 docs/scaling.md explains every term. The counts of passes, operators and kept numbers follow from what the model's
 layers do, and tests compare them with what torch counts while such a layer runs.
@@ -22,7 +22,7 @@ from varifocal.plan.hardware import Precision
 from varifocal.plan.work import work_of
 
 Execution = Literal["kernels", "written out"]
-"""How attention runs: in kernels that never hold the scores of all pairs, or with these scores written out."""
+"""How attention runs: in kernels that never hold the scores of all pairs, or with those scores written out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class MicroBatch:
 
     @property
     def narrow(self) -> int:
-        """Bytes of a number that products read."""
+        """Bytes of each number that products read."""
         return 2 if self.precision == "bfloat16" else 4
 
 
@@ -55,17 +55,17 @@ class StepWork(NamedTuple):
     operands: float
     """Bytes that the layers' products read and write, apart from their weights."""
     logits: float
-    """The same for the head's."""
+    """Bytes that the head's products read and write."""
     reading: float
     """Operations of attention to the keys that are read."""
     rating: float
     """Operations that decide which keys are read and how much they count."""
     exponentials: float
-    """Exponentials of softmaxes, and functions like them in pair networks."""
+    """Exponentials of softmaxes, and similar functions in pair networks."""
     traffic: float
     """Bytes read and written by operators other than products."""
     calls: float
-    """How many operators are started."""
+    """Number of operators that are started."""
 
     @property
     def flops(self) -> float:
@@ -99,20 +99,20 @@ def layer_sizes(config: VarifocalConfig) -> LayerSizes:
 
 
 class Passes(NamedTuple):
-    """What the operators between products read and write per token, forward and backward, and how many they are."""
+    """What the operators between products read and write per token, forward and backward, and how many there are."""
 
     stream: float
-    """Bytes for each number of the layer's width: norms, residuals, gradients that meet."""
+    """Bytes for each number of the layer's width: norms, residuals, sums of gradients."""
     heads: float
-    """For each number of queries and keys: norms and rotation."""
+    """Bytes for each number of queries and keys: norms and rotation."""
     inner: float
-    """For each inner number of the feed-forward part."""
+    """Bytes for each inner number of the feed-forward part."""
     logits: float
-    """For each logit."""
+    """Bytes for each logit."""
     weights: float
-    """For each weight of the layers, once a pass: copies to the narrow type and back."""
+    """Bytes for each weight of the layers, once per pass: copies to the narrow type and back."""
     calls: float
-    """Operators of a layer, products included."""
+    """Operators per layer, products included."""
 
 
 PASSES: dict[str, Passes] = {
@@ -120,9 +120,9 @@ PASSES: dict[str, Passes] = {
     "float32": Passes(stream=380, heads=308, inner=76, logits=36, weights=0, calls=190),
     "bfloat16": Passes(stream=490, heads=378, inner=47, logits=36, weights=12, calls=251),
 }
-""""native" is our CPU kernels, which make one pass each; the others are transformers' modules, operator by operator."""
+""""native" means our CPU kernels, which make one pass each; the others count transformers' modules by operator."""
 HEAD_PRECISION: Precision = "float32"
-"""The same for every training precision: autocast does not reach the products inside the loss."""
+"""It is the same for every training precision: autocast does not affect the products inside the loss."""
 CALLS_OUTSIDE = 75
 """Operators before and after the layers."""
 CALLS_OF_LOSS = 15
@@ -136,7 +136,7 @@ def step_work(config: VarifocalConfig, part: MicroBatch, *, native: bool = False
     layers = config.num_hidden_layers
     head = float(config.vocab_size * config.hidden_size)
     weights = layer_weights(sizes)
-    # Three products for each weight; with checkpointing a layer is computed again, but for its last product.
+    # Each weight takes three products; with checkpointing a layer is computed again, except for its last product.
     repeated = weights - sizes.stream * sizes.inner if part.checkpointing else 0
     products = 2.0 * tokens * layers * (3 * weights + repeated)
     mechanisms = layer_mechanisms(config)
@@ -166,7 +166,7 @@ def layer_weights(sizes: LayerSizes) -> int:
 
 
 def operand_numbers(sizes: LayerSizes, part: MicroBatch) -> int:
-    """What the products of a layer read and write for a token."""
+    """How many numbers the products of a layer read and write per token."""
     projections = 4 * sizes.stream + 2 * sizes.queries + 2 * sizes.keys
     feed_forward = 3 * sizes.stream + 3 * sizes.inner
     return (projections + feed_forward) * (3 + part.checkpointing)
@@ -200,9 +200,9 @@ def attention_work(mechanism: Mechanism[Any], part: MicroBatch) -> AttentionWork
         )
     overhead = mechanism.overhead(part.length, part.narrow)
     return AttentionWork(
-        # Forward 2 products, backward 5: the scores are made again instead of kept.
+        # The forward pass takes 2 products, the backward pass 5: it computes the scores again instead of keeping them.
         reading=one.reading_flops * (3.5 + again),
-        # A selection has no gradient; what weighs has: twice the forward's work.
+        # A selection has no gradient. What weighs keys has one, which takes twice the forward work.
         rating=one.ranking_flops * (1 + again)
         + one.weighing_flops * (3 + again)
         + mechanism.training_flops(equation, part.length),
@@ -213,7 +213,7 @@ def attention_work(mechanism: Mechanism[Any], part: MicroBatch) -> AttentionWork
 
 
 class Written(NamedTuple):
-    """Scores that are written out for a query of one head."""
+    """The scores that are written out for one query of one head."""
 
     keys: float
     branches: int
@@ -224,28 +224,28 @@ class Written(NamedTuple):
 
 
 def written_scores(equation: Equation, part: MicroBatch, *, keys_read: float) -> Written:
-    """What a plain implementation writes: a softmax in float32 and its narrow copy for each branch, and masks."""
+    """What a plain implementation writes: for each branch a softmax in float32 and its narrow copy, and masks."""
     softmax, passes, length = 4.0 + part.narrow, 38.0, part.length
     count = len(equation.branches)
     kept, moved = count * softmax, count * passes
     for member in (member for branch in equation.branches for member in members(branch)):
         if isinstance(member, TopK):
-            # The mask that a top-k leaves, after some passes of its own.
+            # A top-k keeps a mask, after several passes over the scores.
             kept, moved = kept + 5, moved + 32
         elif isinstance(member, SoftWindow):
-            # A soft edge and its logarithm.
+            # A soft edge and its logarithm take passes of their own.
             kept, moved = kept + 4, moved + 32
     functions = equation.score.pair_functions()
     if functions:
-        # Before and after the GELU of each hidden unit, and the gate and score that are multiplied.
+        # A pair network keeps each hidden unit before and after its GELU, and the gate and score that are multiplied.
         kept, moved = kept + 8 * functions, moved + 32 * functions - 8
     if count > 1 and not any(isinstance(one, SoftWindow | TopK) for one in equation.branches):
         kept += 1  # the mask that tells the branches apart
     place = torch.tensor([length - 1])
     if count == 1 and not equation.branches[0].follows_positions and not equation.branches[0].ranks:
-        return Written(keys_read, count, kept, moved)  # summaries are as few in a plain implementation
+        return Written(keys_read, count, kept, moved)  # a plain implementation has as few summaries
     if count == 1 and all(isinstance(member, Window | Prefix) for member in members(equation.branches[0])):
-        # A window in blocks of its length, each query against its own block and the one before.
+        # A window is computed in blocks of its length: each query reads its own block and the one before.
         near = int(equation.branches[0].near(place).max())
         return Written(min(length, 2 * near), count, kept, moved)
     return Written(length, count, kept, moved)
@@ -260,7 +260,7 @@ def memory_by_part(
     accumulated: int = 1,
     native: bool = False,
 ) -> dict[str, float]:
-    """The bytes that one device holds, by part, at the moment of a step when their sum is largest."""
+    """The bytes that one device holds, by part, at the moment of a step at which their sum is largest."""
     sizes, tokens = layer_sizes(config), part.tokens
     table = float(config.vocab_size * config.hidden_size)
     weights = layer_weights(sizes)
@@ -269,13 +269,13 @@ def memory_by_part(
     kept_by = {one: kept_by_mechanism(one, part) for one in set(mechanisms)}
     gates = tokens * sum(kept_by[one] for one in mechanisms)
     if part.checkpointing:
-        # The input of every layer, and all of the one that is being computed again.
+        # Kept are the input of every layer, and everything of the layer that is being computed again.
         inputs = 4.0 * tokens * sizes.stream * config.num_hidden_layers
         kept, gates = inputs + kept / config.num_hidden_layers, gates / config.num_hidden_layers
     moments = {
-        # The logits of a chunk exist while every layer's results wait; of the gradients, only the head's exists.
+        # The logits of a chunk exist while all activations are kept; of the gradients, only the head's exists yet.
         "loss": {"gradients": 4 * table, "loss": chunk_bytes(config, part), "workspace": 0.0},
-        # The first layer of the backward pass.
+        # The backward pass of the last layer, when all activations are still kept.
         "backward": {"gradients": 4 * table, "loss": 0.0, "workspace": workspace_bytes(sizes, part, native=native)},
         "end": {
             "gradients": 4.0 * parameters,
@@ -301,11 +301,11 @@ def memory_by_part(
 
 
 def kept_numbers(config: VarifocalConfig, part: MicroBatch) -> float:
-    """Bytes of a token that all layers keep for the backward pass, apart from what mechanisms add."""
+    """Bytes per token that all layers keep for the backward pass, apart from what mechanisms add."""
     sizes = layer_sizes(config)
     if part.narrow == 4:
-        # The results of two norms; queries, keys, values and outputs; gate and up; sums of the softmaxes; what norms
-        # multiplied by.
+        # The results of two norms; queries, keys, values and outputs; gate and up; sums of the softmaxes; the factors
+        # of the norms.
         numbers = 2 * sizes.stream + 2 * (sizes.queries + sizes.keys) + 2 * sizes.inner + 4 * sizes.heads
         numbers += sizes.heads + config.head_shape().kv_heads + 4
         layer = 4.0 * numbers
@@ -319,7 +319,7 @@ def kept_numbers(config: VarifocalConfig, part: MicroBatch) -> float:
 
 
 def kept_by_mechanism(mechanism: Mechanism[Any], part: MicroBatch) -> float:
-    """Bytes of a token that one layer's mechanism keeps: gates, widths, selected keys, an output, halves of pairs."""
+    """Bytes per token that one layer's mechanism keeps: gates, widths, selected keys, an output, halves of pairs."""
     if part.execution != "written out":
         return mechanism.overhead(part.length, part.narrow).kept
     equation = typical_equation(mechanism, part.length)
@@ -329,14 +329,14 @@ def kept_by_mechanism(mechanism: Mechanism[Any], part: MicroBatch) -> float:
 
 
 def chunk_bytes(config: VarifocalConfig, part: MicroBatch) -> float:
-    """The logits of a chunk, in float32 in any precision, and the gradient of the last hidden states."""
+    """Bytes of a chunk's logits, float32 in any precision, and of the gradient of the last hidden states."""
     vocabulary: int = config.vocab_size
     width: int = config.hidden_size
     return 4.0 * vocabulary * min(ROWS_AT_A_TIME, part.tokens) + 4.0 * width * part.tokens
 
 
 def workspace_bytes(sizes: LayerSizes, part: MicroBatch, *, native: bool) -> float:
-    """The temporary bytes of one layer's backward pass: those of its larger half."""
+    """Temporary bytes of one layer's backward pass: the larger of its attention and feed-forward parts."""
     streams, inner = (2, 4) if native else (4, 7)
     feed_forward = 4.0 * streams * sizes.stream + part.narrow * inner * sizes.inner
     attention = 8.0 * sizes.stream + part.narrow * 3.0 * (sizes.queries + sizes.keys)

@@ -15,22 +15,22 @@ class Work(NamedTuple):
     """The forward work of one layer's attention for an average query of a text, all heads together."""
 
     keys_read: float
-    """Keys (or summaries) of one head whose values are mixed; learned widths stand in the middle of their range."""
+    """Keys (or summaries) of one head whose values are mixed; learned widths count as the middle of their range."""
     reading_flops: float
     """q.k and p v over the keys read: 4 D for each key and head."""
     ranking_flops: float
-    """Products that only decide which keys are read, and have no backward pass."""
+    """Products that only decide which keys are read; they have no backward pass."""
     weighing_flops: float
     """Products that decide how much a key counts: gates, pair networks, summaries, an indexer's projections."""
 
     @property
     def rating_flops(self) -> float:
-        """Both of them."""
+        """Ranking and weighing together."""
         return self.ranking_flops + self.weighing_flops
 
 
 def work(mechanism: Mechanism[Any], length: int) -> Work:
-    """The mean work of the queries of a text of `length` tokens, as the mechanism's equation tells."""
+    """The mean work of the queries of a text of `length` tokens, counted from the mechanism's equation."""
     return work_of(mechanism, typical_equation(mechanism, length), length)
 
 

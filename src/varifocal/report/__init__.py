@@ -1,1 +1,1 @@
-"""Results to tables, plots and pages; reads files only."""
+"""Tables, plots and pages made from result files; nothing here runs a model."""

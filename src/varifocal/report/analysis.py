@@ -1,4 +1,4 @@
-"""The file of `varifocal analyze` as tables and sentences."""
+"""The result of `varifocal analyze` as tables and sentences."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ QUANTITY_NAMES = {
     "window_mass": "share of dense attention in the window",
 }
 KIND_LEGEND = (
-    "Means over all heads, each difference with its 95 % interval over documents, against tokens that are not of the "
-    "kind, at equal position; effect is the difference in standard deviations between tokens. Rare words, first and "
-    "repeated mentions are compared with other content words, and far text with predictions for which its "
-    "worth is known."
+    "Values are means over all heads. A difference compares tokens of the kind with other tokens at equal position and "
+    "has a 95 % interval over documents; effect is the difference in standard deviations between tokens. Rare words, "
+    "first and repeated mentions are compared with other content words, and far text with all predictions for which "
+    "its worth is known."
 )
 SURE = 0.05
 """The claims below count only differences whose p-value, corrected for all comparisons, is lower than this."""
 
 
 def quantity_name(name: str) -> str:
-    """A quantity in words; one that a newer version wrote keeps its own name."""
+    """A quantity in words; a name that is not known here, from a newer version, stays as it is."""
     return QUANTITY_NAMES.get(name, name)
 
 
@@ -51,7 +51,7 @@ def interval(found: HeadMeans, layer: int, head: int) -> str:
 
 
 def kind_table(rows: Sequence[KindRow]) -> Table:
-    """Header and rows: each kind of token that occurs, its mean, and its difference to the others."""
+    """Header and rows: each kind of token that occurs, its mean, and its difference from the others."""
     digits = digits_for([row.difference for row in rows])
     body = []
     for row in rows:
@@ -70,18 +70,18 @@ def kind_table(rows: Sequence[KindRow]) -> Table:
 
 
 def reach(middle: float | None, high: float | None, digits: int) -> str:
-    """Half of an interval: ± 0.02."""
+    """Half the width of an interval: ± 0.02."""
     return "" if middle is None or high is None else f" ± {high - middle:.{digits}f}"
 
 
 def digits_for(values: Sequence[float | None]) -> int:
-    """Decimals that show two digits of the largest of the values; from 1 to 6."""
+    """The decimals, 1 to 6, that show two digits of the largest value."""
     largest = max((abs(value) for value in values if value), default=1.0)
     return min(6, max(1, 2 - math.floor(math.log10(largest))))
 
 
 def position_table(rows: Sequence[PositionRow]) -> Table:
-    """Header and rows: the mean by how many tokens stand before."""
+    """Header and rows: the mean by how many tokens come before."""
     digits = digits_for([row.mean for row in rows])
     body = [
         [
@@ -95,8 +95,8 @@ def position_table(rows: Sequence[PositionRow]) -> Table:
 
 
 def all_tables(analysis: Analysis) -> Iterator[tuple[str, Table]]:
-    """Title and table of everything, for the terminal."""
-    yield "dense attention recovered, queries beyond the window", selection_table(analysis)
+    """All tables with their titles, for the terminal."""
+    yield "dense attention recovered, for queries beyond the window", selection_table(analysis)
     for name, quantity in analysis.quantities.items():
         yield f"{quantity_name(name)}, by kind of token", kind_table(quantity.by_kind)
         yield f"{quantity_name(name)}, by position", position_table(quantity.by_position)
@@ -121,14 +121,12 @@ def clear_heads(quantity: Quantity, kind: str) -> tuple[int, int]:
 
 
 def findings(analysis: Analysis) -> list[str]:
-    """A sentence for each quantity that claims what survives the correction, and nothing else."""
+    """A sentence for each quantity; it claims only what survives the correction."""
     sentences = []
     for name, quantity in analysis.quantities.items():
         sure = sorted(filter(is_sure, quantity.by_kind), key=lambda row: -abs(row.effect or 0))
         if not sure:
-            sentences.append(
-                f"{quantity_name(name)}: no difference shown between kinds of token in the mean over heads."
-            )
+            sentences.append(f"{quantity_name(name)}: no difference shown between kinds of token, averaged over heads.")
             continue
         told = [finding(row, clear_heads(quantity, row.kind), analysis.layers * analysis.heads) for row in sure[:4]]
         more = f"; {len(sure) - 4} more in the table" if len(sure) > 4 else ""
@@ -137,7 +135,7 @@ def findings(analysis: Analysis) -> list[str]:
 
 
 def finding(row: KindRow, clear: tuple[int, int], heads: int) -> str:
-    """A difference that is shown, in words."""
+    """A difference that survives the correction, in words."""
     word = "higher" if (row.difference or 0) > 0 else "lower"
     return (
         f"{word} at {row.kind} ({difference_words(row)}, effect {row.effect or 0:+.2f}; {clear[0]} of {heads} heads "

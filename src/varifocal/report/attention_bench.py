@@ -9,7 +9,7 @@ from varifocal.results.attention_bench import AttentionBench
 
 
 def growth(points: list[tuple[int, float]]) -> float | None:
-    """The exponent of n between the first and the last of some points (n, value); None for fewer than two."""
+    """The exponent of n between the first and the last of the points (n, value); None for fewer than two."""
     if len(points) < 2:
         return None
     (first, one), (last, other) = points[0], points[-1]

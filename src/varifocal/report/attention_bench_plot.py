@@ -8,7 +8,7 @@ from varifocal.results.attention_bench import AttentionBench
 
 
 def plot_attention_bench(bench: AttentionBench, path: Path, *, kind: str = "training") -> None:
-    """Speed relative to the baseline and peak memory over n, both axes logarithmic; PNG or SVG by the file's ending."""
+    """Draw speed relative to the baseline and peak memory against n on logarithmic axes; the suffix sets the format."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -13,6 +13,6 @@ PAGE, PICTURE = "comparison.md", "curves.png"
 
 
 def write_comparison_files(comparison: Comparison, folder: Path) -> None:
-    """comparison.md and curves.png."""
+    """Write comparison.md and curves.png."""
     plot_comparison(comparison, folder / PICTURE)
     write_whole(folder / PAGE, comparison_markdown(comparison, plot=PICTURE))

@@ -13,7 +13,7 @@ Curve = list[tuple[int, Estimate]]
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> None:
-    """Means over seeds with their 95 % intervals as bands; PNG or SVG by the file's ending."""
+    """Draw means over seeds with their 95 % intervals as bands; the file's suffix sets the format."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,7 +35,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
                 low, high = ([bound[side] for bound in bounds if bound is not None] for side in (0, 1))
                 axes.fill_between(tokens, low, high, color=color, alpha=0.12, linewidth=0)
     differences.axhline(0, color="black", linewidth=1.0)
-    differences.set_title(f"difference to {comparison.baseline}, paired by seed", fontsize=11)
+    differences.set_title(f"difference from {comparison.baseline}, paired by seed", fontsize=11)
     losses.set_title("validation loss, nats a token", fontsize=11)
     zoom(losses)
     for axes in (losses, differences):
@@ -48,7 +48,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
         + (", bands are 95 % intervals" if seeds > 1 else ""),
         fontsize=11,
     )
-    # Written beside and renamed; the ending stays, for it decides the format.
+    # The picture is written beside and renamed; it keeps its suffix, which decides the format.
     beside = path.with_name(f".part-{path.name}")
     try:
         figure.savefig(beside, dpi=120)
@@ -59,7 +59,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def zoom(axes: Any) -> None:
-    """Leave out the steep beginning, where all arms are alike: the first quarter of the training sets no limit."""
+    """Cut off the steep beginning, where all arms look alike: the first quarter of training does not set the limits."""
     points = [(tokens, loss) for line in axes.get_lines() for tokens, loss in zip(*line.get_data(), strict=True)]
     end = max(tokens for tokens, _ in points)
     late = [loss for tokens, loss in points if tokens >= end / 4]
@@ -68,14 +68,14 @@ def zoom(axes: Any) -> None:
 
 
 def loss_curve(comparison: Comparison, arm: str) -> Curve:
-    """The validation loss of an arm by tokens, where all of its seeds were validated."""
+    """The validation loss of an arm by tokens, at the points where all its seeds were validated."""
     curves = [dict(cell.curve) for cell in comparison.cells(arm).values()]
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     return [(tokens, estimate([curve[tokens] for curve in curves])) for tokens in shared]
 
 
 def difference_curve(comparison: Comparison, arm: str) -> Curve:
-    """The paired difference of an arm to the baseline by tokens."""
+    """The paired difference between an arm and the baseline, by tokens."""
     ours, theirs = comparison.cells(arm), comparison.cells(comparison.baseline)
     pairs = [(dict(ours[seed].curve), dict(theirs[seed].curve)) for seed in ours if seed in theirs]
     if not pairs:

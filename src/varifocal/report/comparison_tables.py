@@ -14,12 +14,12 @@ RECALL_LEGEND = "The table shows the share of right answers on the test split."
 
 
 def loss_table(comparison: Comparison) -> Table:
-    """Header and rows: losses, and the paired difference to the baseline with its p-value."""
+    """Header and rows: losses, and the paired difference from the baseline with its p-value."""
     results = comparison.results
     ablates = any(result.reference is not None for result in results)
     tested = any(result.test_loss is not None for result in results)
-    header = ["", "seeds", "validation loss", "spread", f"to {comparison.baseline}", "p", "p (Holm)"]
-    header += ["to its full form", "p"] if ablates else []
+    header = ["", "seeds", "validation loss", "spread", f"vs {comparison.baseline}", "p", "p (Holm)"]
+    header += ["vs its full form", "p"] if ablates else []
     header += ["bits per byte", *(["test loss"] if tested else [])]
     body = []
     for result in results:
@@ -69,12 +69,12 @@ def recall_table(comparison: Comparison) -> Table | None:
 
 
 def paper_comparisons(comparison: Comparison) -> list[tuple[PaperTable, Table]]:
-    """The papers' tables of which we ran the baseline and something else, each with our numbers beside theirs."""
+    """The papers' tables of which we ran the baseline and at least one other row, with our numbers beside theirs."""
     known = {result.name: result for result in comparison.results}
     shown = []
     for table in paper_tables():
         names = [row.mechanism for row in table.rows]
-        # A table of ablations is shown where one of them was run.
+        # A table of ablations is shown only if one of the ablations was run.
         asked = [name for name in names if "." in name] or names[1:]
         if names[0] in known and any(name in known for name in asked):
             shown.append((table, beside(table, known)))
@@ -82,15 +82,15 @@ def paper_comparisons(comparison: Comparison) -> list[tuple[PaperTable, Table]]:
 
 
 def beside(table: PaperTable, known: dict[str, ArmResult]) -> Table:
-    """A paper's rows with ours: its columns as printed, then our loss, our memory, speed or time."""
+    """A paper's rows beside ours: its columns as printed, then our loss, memory, speed or time."""
     base = table.rows[0].number(table.loss)
     assert base is not None
     header = [
         "",
         *(f"paper: {column}" for column in table.columns),
-        "paper: to baseline",
+        "paper: vs baseline",
         "ours: loss",
-        "ours: to dense",
+        "ours: vs dense",
     ]
     header += ["ours: memory"] if table.memory else []
     header += ["ours: speed"] if table.speed else []
@@ -126,14 +126,15 @@ def our_setting(comparison: Comparison) -> str:
 
 
 def scaled_down(comparison: Comparison, table: PaperTable | None = None) -> str:
-    """One line: what was scaled down, against one paper or against all of them."""
+    """One line: what was scaled down, compared with one paper or with all of them."""
     if table is None:
         papers = "132M to 134M parameters on FineWeb, 10B tokens or 50,000 steps, one run each"
     else:
         names = {"batch": "batches of {}", "rate": "learning rate {}", "window": "window {}", "data": "{}"}
         setting = {name: names.get(name, "{} parameters").format(value) for name, value in table.setting.items()}
         papers = ", ".join(setting.values())
-    return f"Scaled down: ours has {our_setting(comparison)}; the paper{'s' if table is None else ''}: {papers}."
+    have = "papers have" if table is None else "paper has"
+    return f"Scaled down: our runs have {our_setting(comparison)}; the {have} {papers}."
 
 
 def verdicts(comparison: Comparison) -> list[str]:
@@ -150,7 +151,7 @@ def verdicts(comparison: Comparison) -> list[str]:
 
 
 def verdict(name: str, other: str | None, difference: Difference | None) -> str:
-    """What the difference between two arms allows to say."""
+    """What can be said about the difference between two arms."""
     if difference is None:
         return f"{name} and {other} share no seed, so they cannot be compared."
     if difference.interval is None:
@@ -178,7 +179,7 @@ def comparison_markdown(comparison: Comparison, *, plot: str | None = None) -> s
     parts += ["## Loss", lines, markdown(loss_table(comparison)), legend(comparison)]
     parts += ["\n".join(f"- {sentence}" for sentence in verdicts(comparison))]
     if plot is not None:
-        parts.append(f"![Validation loss while training, and its difference to {comparison.baseline}]({plot})")
+        parts.append(f"![Validation loss while training, and its difference from {comparison.baseline}]({plot})")
     if (recall := recall_table(comparison)) is not None:
         parts += [
             "## Recall",
@@ -200,7 +201,7 @@ def legend(comparison: Comparison) -> str:
     """How to read the table of losses."""
     return (
         "Losses are in nats a token: the mean over seeds ± half of the 95 % interval (Student's t). Spread is the "
-        f"standard deviation between seeds. Differences to {comparison.baseline} are paired by seed: both runs read "
+        f"standard deviation between seeds. Differences from {comparison.baseline} are paired by seed: both runs read "
         "the same data in the same order. p comes from the two-sided paired t test; p (Holm) is corrected for the "
         "number of rows."
     )
@@ -211,8 +212,8 @@ def cost_legend(comparison: Comparison) -> str:
     workers = comparison.setting.workers
     return (
         "Peak memory is what a cell's process took beyond what it held before its model was made. Time is that of "
-        f"training alone, without validation. Cells ran {'one' if workers == 1 else workers} at a time, the arms one "
-        "after the other, so other work on the machine shows in speed and time."
+        f"training alone, without validation. Cells ran {'one' if workers == 1 else workers} at a time, one arm after "
+        "another, so other work on the machine affects speed and time."
     )
 
 

@@ -27,7 +27,7 @@ def length_table(report: DataReport) -> Table:
 
 
 def histogram(report: DataReport) -> tuple[str, Table]:
-    """The first split's name, and how many of its documents have which length, with bars."""
+    """The first split's name, and how many of its documents fall into each range of lengths, with bars."""
     name, split = next(iter(report.splits.items()))
     most = max(part.documents for part in split.histogram)
     return name, [["tokens", "documents", ""]] + [

@@ -8,7 +8,7 @@ from varifocal.results.data_report import DataReport
 
 
 def plot_data_report(report: DataReport, path: Path) -> None:
-    """Shares of documents and of tokens by length of the document, with the window; PNG or SVG by the ending."""
+    """Draw shares of documents and of tokens by document length, with the window; the suffix sets the format."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -12,22 +12,22 @@ from varifocal.results.plan_check import PlanCheck, PlanRow
 
 @dataclass(frozen=True)
 class Errors:
-    """Of one quantity: relative errors of predictions, as predicted / measured - 1."""
+    """The relative errors of the predictions of one quantity, predicted / measured - 1."""
 
     median: float
-    """Of their sizes."""
+    """The median of their absolute values."""
     worst: float
     """The largest, with its sign."""
     count: int
 
 
 def time_error(row: PlanRow) -> float:
-    """predicted / measured - 1, of the seconds."""
+    """The relative error of the seconds."""
     return row.predicted_seconds / row.seconds - 1
 
 
 def memory_error(row: PlanRow) -> float | None:
-    """The same of the bytes; None where they were not measured."""
+    """The relative error of the bytes; None if they were not measured."""
     return None if row.peak_bytes is None else row.predicted_bytes / row.peak_bytes - 1
 
 
@@ -55,7 +55,7 @@ def plan_table(check: PlanCheck) -> Table:
 
 
 def error_table(check: PlanCheck) -> Table:
-    """Header and rows: median and worst error of time and memory, by preset and of all."""
+    """Header and rows: median and worst error of time and memory, for each preset and for all together."""
     table = [["", "time: median", "worst", "memory: median", "worst"]]
     presets = dict.fromkeys(row.preset for row in check.rows)
     groups = {name: [row for row in check.rows if row.preset == name] for name in presets}

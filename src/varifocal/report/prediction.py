@@ -16,13 +16,13 @@ def prediction_title(plan: PlanPrediction, preset: str) -> str:
 
 
 def prediction_table(plan: PlanPrediction) -> Table:
-    """Header and rows: what each mechanism takes; the time and cost of those that fit."""
+    """Header and rows: what each mechanism takes, with the time and cost of those that fit."""
     header = ["mechanism", "parameters", "GFLOPs a token", "rows at once", "GB", "tokens/s", "speed", "hours", "cost"]
     return [header, *(prediction_row(name, one, plan.base) for name, one in plan.predictions.items())]
 
 
 def prediction_row(name: str, one: PredictionRecord, base: PredictionRecord) -> list[str]:
-    """One mechanism."""
+    """The row of one mechanism."""
     cells = [name, f"{one.parameters:,}", f"{one.flops / 1e9:.2f}", str(one.micro_batch)]
     if not one.fits:
         return [*cells, f"{one.peak / 1e9:.1f} !", "", "", "", "does not fit"]
@@ -52,7 +52,7 @@ def misfits(plan: PlanPrediction) -> dict[str, str]:
     """For each mechanism that does not fit, why and what to try."""
     remedy = "a GPU with more memory" if plan.training.checkpointing else "--checkpointing or a GPU with more memory"
     return {
-        name: f"{one.micro_batch} rows at once take {one.peak / 1e9:.1f} GB, there are {one.room / 1e9:.1f}; try "
+        name: f"{one.micro_batch} rows at once take {one.peak / 1e9:.1f} GB, but there are {one.room / 1e9:.1f}; try "
         f"{'a smaller --micro-batch, ' if one.micro_batch > 1 else ''}{remedy}"
         for name, one in plan.predictions.items()
         if not one.fits
@@ -71,5 +71,5 @@ def rates(plan: PlanPrediction) -> str:
 
 
 def assumed(plan: PlanPrediction) -> str:
-    """All assumptions, which nothing here has counted."""
+    """All assumptions: they are neither counted nor measured."""
     return ", ".join(f"{name} {value:g}" for name, value in plan.assumptions.to_json().items())

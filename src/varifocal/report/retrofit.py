@@ -9,7 +9,7 @@ from varifocal.results.retrofit import RetrofitResult
 
 
 def retrofit_table(result: RetrofitResult) -> Table:
-    """Header and rows: the loss of each mechanism before and after its adaptation, and its distance from the source."""
+    """Header and rows: the loss of each mechanism before and after adaptation, and how far it is from the source."""
     body = []
     for run in result.runs:
         asked = ", ".join(f"{name}={value}" for name, value in flat(run.asked))

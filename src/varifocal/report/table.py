@@ -1,4 +1,4 @@
-"""Tables of texts: a header and rows, as the terminal, a page of Markdown and the report print them."""
+"""Tables of text cells, a header and rows, which the terminal, Markdown pages and the report print."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def markdown(table: Table) -> str:
 
 
 def without_empty_columns(table: Table) -> Table:
-    """The table without columns that no row fills, such as p for one seed."""
+    """The table without columns that are empty in every row, such as p for one seed."""
     header, *body = table
     kept = [number for number in range(len(header)) if number == 0 or any(row[number] for row in body)]
     return [[row[number] for number in kept] for row in table]
 
 
 def number(value: float | None, form: str) -> str:
-    """The number, or nothing."""
+    """The number in that format, or an empty text for None."""
     return "" if value is None else format(value, form)
 
 
@@ -30,5 +30,5 @@ def ratio(value: float | None) -> str:
 
 
 def p_text(p_value: float | None) -> str:
-    """Three decimals, or that it is smaller."""
+    """A p-value with three decimals, or <0.001."""
     return "" if p_value is None else f"{p_value:.3f}" if p_value >= 0.001 else "<0.001"

@@ -1,4 +1,4 @@
-"""The file of `varifocal analyze`: what heads read and gates decide, with intervals over documents."""
+"""The result of `varifocal analyze`: what heads read and gates decide, with intervals over documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DistanceShares(Record):
     """Shares by distance."""
 
     bins: tuple[tuple[int, int], ...]
-    """The least and the most distance of each bin."""
+    """The least and the largest distance of each bin."""
     shares: Shares
 
 
@@ -47,12 +47,12 @@ class Selection(Record):
 
     queries: int
     uniform: float
-    """What a head without any preference would have inside the window."""
+    """The share that a head without any preference would have inside the window."""
     window: HeadMeans
     top_k: HeadMeans
     window_or_top_k: HeadMeans
     selected: HeadMeans | None = maybe("chosen")
-    """What the mechanism's own top-k reads."""
+    """The share on the keys that the mechanism's own top-k selected."""
     first: HeadMeans
     distance: HeadMeans
     reach: tuple[tuple[str, ...], ...]
@@ -73,7 +73,7 @@ class Selection(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class KindRow(Record):
-    """Tokens of a kind against others at equal position, in the mean over all heads."""
+    """Tokens of a kind compared with others at equal position, averaged over all heads."""
 
     kind: str
     against: str
@@ -102,7 +102,7 @@ class HeadKindRow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PositionRow(Record):
-    """The tokens before which `least` to `most` others stand."""
+    """The tokens with `least` to `most` others before them."""
 
     least: int
     most: int
@@ -115,7 +115,7 @@ class PositionRow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity(HeadMeans):
-    """A gate, a width, a distance or a mass, broken down."""
+    """A gate, width, distance or mass by kind of token, by head and by position."""
 
     meaning: str
     deviation: Grid
@@ -133,9 +133,9 @@ class ContextGain(Record):
     low: float | None
     high: float | None
     clear: float
-    """The gain from which far text helps."""
+    """The gain above which far text counts as helping."""
     helps: float | None
-    """The share of predictions."""
+    """The share of predictions that far text helps."""
     harms: float | None
     by_kind: tuple[KindRow, ...]
 
@@ -182,7 +182,7 @@ class Analysis(FileRecord):
     width_shares: WidthShares | None
     selected_shares: DistanceShares | None = named("chosen_shares")
     model: str | None = maybe()
-    """As it was named on the command line."""
+    """The model as it was named on the command line."""
 
     def setting(self) -> str:
         """One line: what was read."""

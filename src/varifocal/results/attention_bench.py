@@ -12,7 +12,7 @@ from varifocal.results.record import Record, named
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSizes(Record):
-    """The attention call that was measured, but for its length."""
+    """The sizes of the attention call that was measured, without its length."""
 
     batch: int = 1
     heads: int
@@ -23,7 +23,7 @@ class WorkloadSizes(Record):
 
     @property
     def words(self) -> str:
-        """12 heads of 128 with 6 key heads, float32."""
+        """The sizes in words, such as 12 heads of 128 with 6 key heads, float32."""
         return (
             f"{self.heads} heads of {self.head_width} with {self.kv_heads} key heads, "
             f"{self.dtype.removeprefix('torch.')}"
@@ -41,7 +41,7 @@ class AttentionRow(Record):
     spread: float
     rounds: int
     speedup: float
-    """Against the baseline in the same run."""
+    """The speed relative to the baseline in the same run."""
     peak_bytes: int | None
     memory_ratio: float | None
 
@@ -58,9 +58,9 @@ class AttentionBench(FileRecord):
     workload: WorkloadSizes
     baseline: str
     faults: dict[str, str] = field(default_factory=dict)
-    """Why a contender was not timed, by name."""
+    """The contenders that were not timed, by name, and why."""
     unchecked: tuple[str, ...] = ()
-    """Contenders that were timed and not compared with the reference."""
+    """Contenders that were timed but not compared with the reference."""
     matmul_gflops: float
     rows: tuple[AttentionRow, ...]
 

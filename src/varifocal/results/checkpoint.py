@@ -17,7 +17,7 @@ class CheckpointState(Record):
     seconds: float
     """Training time so far."""
     peak_bytes: int
-    """Most memory so far."""
+    """Peak memory so far."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The files of a comparison's folder: its plan, the test of each run, and what all of it came to."""
+"""The files of a comparison's folder: its plan, the test of each run, and the results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from varifocal.results.environment import Environment
 from varifocal.results.estimates import Difference, Estimate
-from varifocal.results.files import FileRecord
+from varifocal.results.files import FileRecord, inside
 from varifocal.results.record import Record, maybe
 
 CELLS = "cells"
@@ -21,8 +21,8 @@ def cell_name(arm: str, seed: int) -> str:
 
 
 def cell_folder(folder: Path, name: str) -> Path:
-    """The run directory of a cell."""
-    return folder / CELLS / name
+    """The run directory of a cell; ValueError for a name that leads elsewhere."""
+    return inside(folder / CELLS, name, said=folder / PlanRecord.filename)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class ArmRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord(FileRecord):
-    """plan.json: what is compared. Every arm runs with every seed."""
+    """plan.json: what is compared. Every arm is run with every seed."""
 
     filename: ClassVar[str] = "plan.json"
     what: ClassVar[str] = "the plan of a comparison"
@@ -84,7 +84,7 @@ class TestRecord(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class CellRecord(Record):
-    """A finished cell: what its run says of itself, its loss on the test split, and its validation curve."""
+    """A finished cell: the summary of its run, its loss on the test split, and its validation curve."""
 
     arm: str
     seed: int
@@ -112,7 +112,7 @@ class Setting(Record):
     data: str
     workers: int
     parameters: tuple[int, int]
-    """The fewest and the most of any cell."""
+    """The fewest and the most parameters of any cell."""
     tokens: int
     steps: int
     batch: int | None
@@ -131,9 +131,9 @@ class ArmResult(Record):
     parameters: int
     validation_loss: Estimate
     difference: Difference | None
-    """To the baseline, in validation loss; None for the baseline itself."""
+    """The difference from the baseline in validation loss; None for the baseline itself."""
     adjusted_p: float | None
-    """p of that difference after Holm's correction for all arms."""
+    """The p-value of that difference after Holm's correction for all arms."""
     to_reference: Difference | None
     bits_per_byte: Estimate
     test_loss: Estimate | None
@@ -149,7 +149,7 @@ class ArmResult(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRecord(FileRecord):
-    """comparison.json."""
+    """comparison.json: the finished cells, and the results that follow from them."""
 
     tag: ClassVar[tuple[str, str]] = ("experiment", "comparison")
     filename: ClassVar[str] = "comparison.json"
@@ -164,4 +164,4 @@ class ComparisonRecord(FileRecord):
     arms: tuple[ArmRecord, ...]
     cells: tuple[CellRecord, ...]
     results: tuple[ArmResult, ...] = ()
-    """For those who read no Python; they follow from the cells."""
+    """What follows from the cells, for readers that do not use this package."""

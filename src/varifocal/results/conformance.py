@@ -35,7 +35,7 @@ class ConformanceRecord(Record):
 
 
 def read_conformance(path: Path) -> list[ConformanceRecord]:
-    """The findings of a file; ValueError unless it is one of `varifocal check`."""
+    """The findings in a file; ValueError unless `varifocal check` wrote it."""
     content = read_json(path, what=WHAT)
     if not isinstance(content, list):
         raise ValueError(f"{path} is not {WHAT}; make one with its --json option")

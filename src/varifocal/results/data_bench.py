@@ -18,19 +18,19 @@ class ReadData(Record):
     tokens: int
     token_bytes: int
     source: Any
-    """As its manifest tells it."""
+    """Where the data came from, as the manifest says."""
     fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingRow(Record):
-    """A way of reading at one length of a row."""
+    """A way of reading, at one row length."""
 
     name: str
     length: int
     tokens_per_second: float
     ratio: float
-    """To the baseline in the same run."""
+    """The speed relative to the baseline in the same run."""
     spread: float
     rounds: int
 
@@ -47,6 +47,6 @@ class DataBench(FileRecord):
     data: ReadData
     baseline: str
     aim: float
-    """Tokens a second."""
+    """The tokens a second that one core should reach."""
     batch_tokens: int
     rows: tuple[ReadingRow, ...]

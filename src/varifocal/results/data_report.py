@@ -11,7 +11,7 @@ from varifocal.results.record import Record, named
 
 @dataclass(frozen=True, kw_only=True)
 class LengthBin(Record):
-    """The documents of a range of lengths."""
+    """The documents in a range of lengths."""
 
     least: int = named("from")
     most: int = named("to")

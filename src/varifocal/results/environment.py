@@ -1,4 +1,4 @@
-"""What a measurement carries: machine, versions, commit, command."""
+"""Where a measurement was made: machine, versions, commit, command."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from varifocal.results.record import Record, maybe
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(Record):
-    """The machine and software that a result was made with. Of an old or strange file, parts may be empty."""
+    """The machine and software that a result was made with. In old or foreign files, parts may be empty."""
 
     time: str = ""
     command: str = ""
     commit: str | None = None
-    """With a + for uncommitted changes; None outside of a checkout."""
+    """The commit, with a + for uncommitted changes; None outside a checkout."""
     processor: str = ""
     threads: int = 0
     vector_units: str = ""
@@ -22,4 +22,4 @@ class Environment(Record):
     torch: str = ""
     system: str = ""
     device: str | None = maybe()
-    """Of a benchmark that can run elsewhere than on the CPU."""
+    """The device of a benchmark that can run elsewhere than on the CPU."""

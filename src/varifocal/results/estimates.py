@@ -15,7 +15,7 @@ class Estimate(Record):
     deviation: float | None
     """Standard deviation between seeds (n - 1 in its denominator); None for one seed."""
     half_width: float | None
-    """Of the 95 % interval by Student's t; None for one seed."""
+    """Half the width of the 95 % interval by Student's t; None for one seed."""
     count: int
 
     @property
@@ -26,10 +26,10 @@ class Estimate(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Estimate):
-    """A mean over seeds of differences between two runs of the same seed."""
+    """The mean over seeds of the difference between two runs of the same seed."""
 
     p_value: float | None
-    """Of the two-sided paired t test; None for one seed."""
+    """The p-value of the two-sided paired t test; None for one seed."""
 
     @property
     def excludes_zero(self) -> bool:

@@ -12,7 +12,7 @@ from varifocal.results.record import Record, maybe
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint(Record):
-    """The loss of the tokens predicted from `least` to `most` tokens of their document."""
+    """The loss of the tokens that are predicted from `least` to `most` tokens of their document."""
 
     least: int
     most: int
@@ -33,11 +33,11 @@ class Evaluation(FileRecord):
     data: str | None = maybe()
     split: str | None = maybe()
     loss: float
-    """Nats a token, mean over all predicted tokens; of a probe, over the answers."""
+    """Nats a token, averaged over all predicted tokens or, for a probe, over the answers."""
     perplexity: float
     bits_per_byte: float
     tokens: int
-    """Tokens that were predicted; the first of a document, or of a row, is not."""
+    """Tokens that were predicted; the first token of a document or row is not."""
     length: int
     curve: tuple[CurvePoint, ...]
     recall: tuple[Recall, ...] | None = maybe()

@@ -1,4 +1,4 @@
-"""Records as files: written beside and renamed, read with one sentence for whatever is wrong."""
+"""Records as files: they are written beside and renamed, and a reader says in one sentence what is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Self
 
 from varifocal.results.record import Record
@@ -19,7 +19,7 @@ class FileRecord(Record):
     """A record that is a JSON file of its own."""
 
     filename: ClassVar[str] = ""
-    """Its name in the folder that it belongs to; empty where the user names it."""
+    """Its name in the folder that it belongs to; empty if the user names it."""
     what: ClassVar[str]
     """What it is, for messages: the summary of a run, a result of 'varifocal compare'."""
     remedy: ClassVar[str] = ""
@@ -43,11 +43,11 @@ class FileRecord(Record):
 
 @contextmanager
 def explained(path: Path, *, what: str) -> Iterator[None]:
-    """Names the file in what is raised about the parts of its content."""
+    """Adds the file's name to errors about its content."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"cannot read {path} as {what}, it has parts missing or of another kind: {error}") from error
+        raise ValueError(f"cannot read {path} as {what}; parts are missing or have another type: {error}") from error
 
 
 def read_json(path: Path, *, what: str) -> Any:
@@ -62,6 +62,17 @@ def read_json(path: Path, *, what: str) -> Any:
         raise ValueError(f"cannot read {path} as {what}: it is nested too deeply") from error
 
 
+def inside(folder: Path, name: object, *, said: Path) -> Path:
+    """The file of a name that the file `said` gives; ValueError unless it is inside the folder.
+
+    By its name alone: a link in the folder may lead elsewhere, as those of the hub's cache do.
+    """
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ()
+    if not parts or parts[0].startswith("/") or ".." in parts or "\0" in str(name):
+        raise ValueError(f"{said} names the file {name!r}, which is not inside {folder}; do not use it")
+    return folder.joinpath(*parts)
+
+
 def read_toml(path: Path, *, what: str) -> dict[str, Any]:
     """The tables of a TOML file; ValueError if it cannot be read."""
     try:
@@ -71,7 +82,7 @@ def read_toml(path: Path, *, what: str) -> dict[str, Any]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write beside `path`, bring it to the disk, then rename over it: the file is the old one or the whole new one."""
+    """Write beside `path`, flush to disk, then rename over it: the file is either the old one or the whole new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as file:
@@ -84,6 +95,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def require_folder(path: Path | None) -> None:
-    """ValueError unless the folder of a file to be written exists: better now than after the work."""
+    """ValueError unless the folder of a file to be written exists: it is better to fail now than after the work."""
     if path is not None and not path.absolute().parent.is_dir():
         raise ValueError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")

@@ -17,20 +17,20 @@ WHAT = "the metrics of a run"
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsEntry(Record):
-    """A line: what a step found, or what a validation did."""
+    """A line: the numbers of a step, or of a validation."""
 
     step: int
     tokens: int | None = maybe()
-    """Trained on so far."""
+    """Tokens trained on so far."""
     loss: float | None = maybe()
-    """Nats a token, of this step."""
+    """The loss of this step in nats a token."""
     learning_rate: float | None = maybe()
     gradient_norm: float | None = maybe()
     tokens_per_second: float | None = maybe()
     seconds: float | None = maybe()
     """Training time so far."""
     auxiliary: dict[str, float] | None = maybe()
-    """Losses beside the cross entropy."""
+    """Losses other than the cross entropy."""
     validation_loss: float | None = maybe()
     bits_per_byte: float | None = maybe()
 
@@ -40,7 +40,7 @@ class MetricsEntry(Record):
 
 
 def read_metrics(path: Path) -> list[MetricsEntry]:
-    """The entries of a file, none if it does not exist; lines that a killed process did not finish are left out."""
+    """The entries of a file, or none if it does not exist; a line that a killed process did not finish is left out."""
     if not path.is_file():
         return []
     try:
@@ -56,7 +56,7 @@ def read_metrics(path: Path) -> list[MetricsEntry]:
 
 
 def write_metrics(path: Path, entries: Iterable[MetricsEntry]) -> None:
-    """Write the whole file anew."""
+    """Replace the whole file."""
     write_whole(path, "".join(entry.line() for entry in entries))
 
 
@@ -87,7 +87,7 @@ def whole(line: str) -> object | None:
 
 
 def validation_curve(entries: Iterable[MetricsEntry]) -> tuple[tuple[int, float], ...]:
-    """Tokens and validation loss at each validation. Of a step that was validated twice, the later one counts."""
+    """Tokens and validation loss at each validation; if a step was validated twice, the later validation counts."""
     points = {
         entry.tokens: entry.validation_loss
         for entry in entries

@@ -20,7 +20,7 @@ class PaperRow(Record):
     method: str
     """The paper's name for it."""
     values: dict[str, str]
-    """By column, as printed there."""
+    """The values by column, as the paper prints them."""
 
     def number(self, column: str | None) -> float | None:
         """The value of a column without its spread and unit; None if the table has no such column."""
@@ -37,7 +37,7 @@ class PaperTable(Record):
     """What was trained, as far as the paper says."""
     columns: tuple[str, ...]
     loss: str
-    """The column of the validation loss; the others likewise, if there is one."""
+    """The column of the validation loss. The next three name those of memory, speed and time, if any."""
     memory: str | None = None
     speed: str | None = None
     time: str | None = None

@@ -1,4 +1,4 @@
-"""The result of `varifocal bench plan`: steps that were measured beside what the cost model says of them."""
+"""The result of `varifocal bench plan`: measured steps beside the predictions of the cost model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PlanCheck(FileRecord):
 
     environment: Environment
     context: int
-    """What the mechanisms' options are scaled to."""
+    """The context that the mechanisms' options are scaled to."""
     clock: str
     """wall, or processor."""
     machine: Hardware

@@ -1,4 +1,4 @@
-"""The result of `varifocal plan`: what a training will take with each mechanism, and all it rests on."""
+"""The result of `varifocal plan`: what a training run will take with each mechanism, and all assumptions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class TrainingSizes(Record):
     tokens: float
     length: int
     batch: int
-    """Rows of an optimizer step, over all devices."""
+    """Rows per optimizer step, over all devices."""
     devices: int
     micro_batch: int | None
-    """Rows that a device computes at once; None for the most that fits."""
+    """Rows that a device computes at once; None for the most that fit."""
     precision: str
     checkpointing: bool
     execution: str
@@ -29,18 +29,18 @@ class TrainingSizes(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRecord(Record):
-    """What the cost model says of a training with one mechanism."""
+    """What the cost model says about a training run with one mechanism."""
 
     parameters: int
     flops: float
-    """Of a token's forward and backward pass."""
+    """Operations of the forward and backward pass, per token."""
     memory: dict[str, float]
-    """Bytes by part, of one device."""
+    """Bytes by part, for one device."""
     room: float
     """Bytes that a device has for them."""
     micro_batch: int
     seconds: dict[str, float]
-    """Of an optimizer step, by part; what does not overlap."""
+    """Seconds of an optimizer step by part, without what overlaps with other parts."""
     tokens_per_second: float
     hours: float
     cost: float | None
@@ -66,5 +66,5 @@ class PlanPrediction(FileRecord):
 
     @property
     def base(self) -> PredictionRecord:
-        """What the others are compared with: dense attention, or the first."""
+        """The prediction that the others are compared with: dense attention, or the first one."""
         return self.predictions.get("dense") or next(iter(self.predictions.values()))

@@ -1,4 +1,4 @@
-"""Frozen records as plain values and back: each field by its name, checked against its type."""
+"""Frozen records that are read from plain values and written as such: each field by its name, checked by its type."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, ge
 
 
 def named(key: str) -> Any:
-    """A field that has another name in the file."""
+    """A field that has a different name in the file."""
     return field(metadata={"key": key})
 
 
 def maybe(key: str | None = None) -> Any:
-    """A field that the file leaves out where it is None."""
+    """A field that the file leaves out if it is None."""
     return field(default=None, metadata={"left out": True} | ({} if key is None else {"key": key}))
 
 
@@ -23,8 +23,8 @@ def maybe(key: str | None = None) -> Any:
 class Record:
     """A dataclass that is read from plain values and written as such.
 
-    A field without a default must be there; one with a default is written always and may be missing in an older file;
-    one of `maybe()` is written only if it is not None.
+    A field without a default must be there; one with a default is always written but may be missing in an older file;
+    one made by `maybe()` is written only if it is not None.
     """
 
     tag: ClassVar[tuple[str, str] | None] = None
@@ -35,7 +35,7 @@ class Record:
 
     @classmethod
     def from_json(cls, content: object, where: str = "") -> Self:
-        """The record of plain values; ValueError that names the first place that does not fit."""
+        """The record with these plain values; the ValueError names the first value that does not fit."""
         if not isinstance(content, dict):
             raise ValueError(f"{where or 'the content'} must be an object, got {reprlib.repr(content)}")
         values: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 @cache
 def entries(record: type[Record]) -> tuple[Entry, ...]:
-    """The fields of a record but for what is unknown."""
+    """The fields of a record, without `unknown`."""
     hints = get_type_hints(record)
     return tuple(
         Entry(
@@ -87,7 +87,7 @@ def entries(record: type[Record]) -> tuple[Entry, ...]:
 
 
 def plain(value: Any) -> Any:
-    """Records and tuples inside a value as objects and lists."""
+    """The value with records inside it as dicts, and tuples as lists."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, dict):
@@ -96,7 +96,7 @@ def plain(value: Any) -> Any:
 
 
 def fitted(value: Any, wanted: Any, where: str) -> Any:
-    """The value as a field of that type holds it; ValueError if it is of another kind."""
+    """The value as a field of that type holds it; ValueError if it has another type."""
     if wanted is Any:
         return value
     origin = get_origin(wanted)
@@ -124,7 +124,7 @@ def fitted(value: Any, wanted: Any, where: str) -> Any:
 
 
 def fitted_to_one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
-    """The value as the first of the types that takes it; if only one of them is not None, it says what is wrong."""
+    """The value as the first type that accepts it; if only one type is not None, that type's error is raised."""
     others = [kind for kind in kinds if kind is not NoneType]
     if value is None and len(others) < len(kinds):
         return None

@@ -1,4 +1,4 @@
-"""The result of `varifocal retrofit`: a file to which every run adds what it measured."""
+"""The result of `varifocal retrofit`: every run adds what it measured to one file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from varifocal.results.record import Record, maybe
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptationRecord(Record):
-    """A short training before the model was saved."""
+    """The adaptation before the model was saved."""
 
     steps: int
     batch: int
@@ -31,15 +31,15 @@ class RetrofitRun(Record):
     """All options of the mechanism."""
     context: int = 0
     share: float | None
-    """How much of the attention is not dense at the start; None if nothing is promised."""
+    """The share of the attention that is not dense at the start; None if nothing is promised."""
     seed: int = 0
     text: str | None = maybe()
-    """The name of the file that was measured on."""
+    """The name of the text file that the losses were measured on."""
     tokens: int | None = maybe()
     source_loss: float | None = maybe()
-    """Of the model as it was, in nats a token."""
+    """The loss of the source model in nats a token."""
     loss_before: float | None = maybe()
-    """With the mechanism."""
+    """The loss with the mechanism, before the adaptation."""
     largest_logit_difference: float | None = maybe()
     adaptation: AdaptationRecord | None = maybe()
     training_text: str | None = maybe()

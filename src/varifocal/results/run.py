@@ -1,4 +1,4 @@
-"""The files of a run's folder: what it was started with, what it found, and the settings that a table names."""
+"""The files of a run's folder: what it was started with, what it reached, and the settings that tables name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from varifocal.results.files import FileRecord, explained, read_toml
 from varifocal.results.record import Record, maybe
 
 CONFIG, MODEL = "config.toml", "model"
-"""The complete settings of a run, which stand in its folder from the start, and the folder of its trained model."""
+"""The complete settings of a run, which are in its folder from the start, and the folder of its trained model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnvironment(Environment, FileRecord):
-    """environment.json: where and on which data a run was started."""
+    """environment.json: where a run was started, and on which data."""
 
     filename: ClassVar[str] = "environment.json"
     what: ClassVar[str] = "the environment of a run"
@@ -26,7 +26,7 @@ class RunEnvironment(Environment, FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary(FileRecord):
-    """summary.json: what a finished run found. It is written last and makes the run a finished one."""
+    """summary.json: what a finished run reached. It is written last: a run that has it is finished."""
 
     filename: ClassVar[str] = "summary.json"
     what: ClassVar[str] = "the summary of a run"
@@ -38,15 +38,15 @@ class RunSummary(FileRecord):
     steps: int
     tokens: int
     validation_loss: float
-    """Nats a token, at the last step."""
+    """The loss at the last step, in nats a token."""
     bits_per_byte: float
     validation_tokens: int
-    """Tokens that were predicted for it."""
+    """Tokens that were predicted for the validation loss."""
     seconds: float
     """Training time, without validation and checkpoints."""
     tokens_per_second: float
     peak_bytes: int
-    """Most memory of one process above what stood before the model was made; on a GPU, most of its memory."""
+    """Peak memory of one process above what it held before the model was made; on a GPU, its peak memory."""
     processes: int
     data_fingerprint: str
     tokenizer_fingerprint: str
@@ -55,7 +55,7 @@ class RunSummary(FileRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationSettings(Record):
-    """What tables name of a run's optimization."""
+    """The settings of a run's optimization that tables name."""
 
     batch: int | None = None
     length: int | None = None
@@ -64,7 +64,7 @@ class OptimizationSettings(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Record):
-    """What tables name of a run's model."""
+    """The settings of a run's model that tables name."""
 
     preset: str | None = None
 
@@ -78,7 +78,7 @@ class RunSettings(Record):
 
 
 def read_settings(run: Path) -> RunSettings:
-    """The settings in the config of a run's folder."""
+    """The settings in the config of a run, given its folder."""
     file, what = run / CONFIG, "the config of a run"
     content = read_toml(file, what=what)
     with explained(file, what=what):

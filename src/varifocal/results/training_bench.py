@@ -11,7 +11,7 @@ from varifocal.results.files import FileRecord
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBench(FileRecord):
-    """A result file: a bare step beside one of the training loop."""
+    """A result file: a bare step beside a step of the training loop."""
 
     tag: ClassVar[tuple[str, str]] = ("benchmark", "training")
     what: ClassVar[str] = "a result of 'varifocal bench training'"

@@ -1,4 +1,4 @@
-"""Pretrained models: their sources and families, and how they get another attention and start as they were."""
+"""Pretrained models: their sources and families, and how they get another attention but start as they were."""
 
 from varifocal.retrofit.families import FAMILIES, load_pretrained
 from varifocal.retrofit.retrofit import Retrofitted, retrofit

@@ -1,4 +1,4 @@
-"""A trained model on a plain text: its loss, how far another one is from it, and a short training."""
+"""A trained model on a plain text: its loss, how far another model is from it, and a short adaptation."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from transformers import PreTrainedModel
 from varifocal.model.modeling import VarifocalForCausalLM
 
 TOKENS_AT_A_TIME = 256
-"""Bounds the logits that exist at once."""
+"""Bounds the number of logits that exist at once."""
 
 
 def read_rows(file: Path, tokenizer: Any, *, length: int, most: int | None = None) -> Tensor:
-    """The tokens [N, length] of a text file, cut into rows; the rest at its end is left out.
+    """The tokens [N, length] of a text file, cut into rows; an incomplete row at the end is left out.
 
     Args:
-        file: UTF-8.
-        tokenizer: of transformers.
-        length: tokens of a row.
-        most: how many rows, from the start of the file; None for all.
+        file: a text in UTF-8.
+        tokenizer: a tokenizer of transformers.
+        length: tokens per row.
+        most: the most rows to read, from the start of the file; None for all.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {file} as a text in UTF-8: {error}") from error
     if most is not None:
-        # A book need not be tokenized for a few rows of it; tokens are shorter than 40 characters on the average.
+        # A few rows do not need the whole book tokenized; tokens are shorter than 40 characters on average.
         text = text[: most * length * 40]
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     rows = len(tokens) // length if most is None else min(most, len(tokens) // length)
     if rows < 1:
         raise ValueError(
-            f"{file} holds {len(tokens)} tokens, less than a row of {length}; give a longer text or a shorter context"
+            f"{file} has {len(tokens)} tokens, fewer than a row of {length}; give a longer text or a shorter context"
         )
     return torch.tensor(tokens[: rows * length]).view(rows, length)
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Two models on the same rows of text."""
+    """How far apart two models are on the same rows of text."""
 
     first_loss: float
-    """Nats a token."""
+    """Both losses are in nats a token."""
     second_loss: float
     largest_logit_difference: float
 
 
 @torch.no_grad()
 def measure_distance(first: PreTrainedModel, second: PreTrainedModel, rows: Tensor) -> Distance:
-    """The losses of two models on tokens [N, T], and the largest difference of any of their logits."""
+    """The losses of two models on tokens [N, T], and the largest difference between any of their logits."""
     losses, largest, count = [0.0, 0.0], 0.0, 0
     for row in rows:
         hidden = [model.model(input_ids=row[None], use_cache=False).last_hidden_state[0] for model in (first, second)]
@@ -82,18 +82,18 @@ def mean_loss(model: VarifocalForCausalLM, rows: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """A short training with AdamW at a constant rate, without weight decay."""
+    """A short training run with AdamW at a constant rate, without weight decay."""
 
     steps: int
     batch: int = 1
-    """Rows in a step, taken from the text in order, and from its start again at its end."""
+    """Rows per step, taken from the text in order; after its end they start over."""
     rate: float = 1e-4
     mechanism_rate: float = 1e-3
-    """Of the mechanisms' own parameters, which start from nothing."""
+    """The rate of the mechanism parameters, which are not pretrained."""
     warmup: int = 3
-    """Steps over which both rates rise."""
+    """Steps over which both rates rise to their values."""
     clip: float = 1.0
-    """The largest norm of the gradient of what is not the mechanisms'; theirs is Adam's to scale."""
+    """The largest gradient norm of all parameters but the mechanisms' own; those are left to Adam's scaling."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):
@@ -111,13 +111,13 @@ def adapt(
     *,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> list[float]:
-    """Train a model in place on tokens [N, T]; the loss of each step before it, auxiliary losses left out."""
+    """Train a model in place on tokens [N, T]; returns the loss before each step, without auxiliary losses."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     own = [parameter for name, parameter in named if ".mechanism." in name]
     others = [parameter for name, parameter in named if ".mechanism." not in name]
     groups = [
         {"params": others, "lr": plan.rate},
-        # A closed gate's gradient is far below Adam's usual epsilon, and would be held back by it.
+        # A closed gate's gradient is far below Adam's usual epsilon, which would keep it from moving.
         {"params": own, "lr": plan.mechanism_rate, "eps": 1e-20},
     ]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), weight_decay=0.0)

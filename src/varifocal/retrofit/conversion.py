@@ -1,4 +1,4 @@
-"""A pretrained model to a saved one with another mechanism: measured against its source, and adapted if asked for."""
+"""Saves a pretrained model with another mechanism, measured against its source and adapted on request."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Conversion:
     mechanism: str
     options: dict[str, Any] = field(default_factory=dict)
     context: int | None = None
-    """The longest text that is to start as it was; None for the model's own, up to 2048."""
+    """The longest text on which the model must start as it was; None for the model's own context, up to 2048."""
     text: Path | None = None
-    """UTF-8, to measure on and to train on."""
+    """A text in UTF-8 to measure on and to train on."""
     validate: Path | None = None
-    """Another one, to measure on in place of `text`."""
+    """Another text to measure on, instead of `text`."""
     rows: int = 4
     """How many texts of `context` tokens to measure on."""
     adaptation: Adaptation | None = None
@@ -65,9 +65,9 @@ def convert(
         source: as in load_pretrained.
         out: must not exist.
         wanted: the mechanism, the texts and the adaptation.
-        result: a file of such runs; one of the same mechanism and options is replaced.
-        say: called with a sentence for each part of the work.
-        on_step: called with the step of the adaptation and its loss.
+        result: a file of such runs; a run of the same mechanism and options in it is replaced.
+        say: called with a sentence after each part of the work.
+        on_step: called with each step of the adaptation and its loss.
     """
     refuse_existing(out)
     require_folder(result)
@@ -100,7 +100,7 @@ def convert(
     say(f"saved {out}")
     run = replace(run, environment=environment())
     if result is not None:
-        # Read again, for others may have written meanwhile.
+        # The file is read again because others may have written to it meanwhile.
         read_results(result).with_run(run).write(result)
     return run
 
@@ -108,7 +108,7 @@ def convert(
 def measured_run(
     made: Retrofitted, run: RetrofitRun, wanted: Conversion, file: Path, *, say: Say, on_step: OnStep
 ) -> RetrofitRun:
-    """The run with the losses on a text, before and after the adaptation."""
+    """The run with its losses on a text before and after the adaptation."""
     known = read_rows(file, made.tokenizer, length=made.context, most=wanted.rows)
     distance = measure_distance(made.source, made.model, known)
     say(

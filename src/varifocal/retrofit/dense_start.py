@@ -1,4 +1,4 @@
-"""With which options a mechanism takes the place of dense attention in a trained model, and how nearly it does."""
+"""The options with which a mechanism replaces dense attention in a trained model, and how exactly it does so."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from varifocal.model.config import VarifocalConfig
 def starting_options(
     mechanism: str, sizes: VarifocalConfig, *, context: int, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The options with which a mechanism takes the place of dense attention in a trained model.
+    """The options with which a mechanism replaces dense attention in a trained model.
 
-    Windows and blocks are those of the presets for this context; what else a start as dense attention takes, the
-    mechanism itself says. Both can be overruled.
+    Windows and blocks are those of the presets for this context; the mechanism itself says what else it needs to start
+    as dense attention. `options` override both.
 
     Args:
         mechanism: its stem.
         sizes: a config with the model's sizes.
-        context: the longest text that is to start as it was.
-        options: those that were asked for, laid over all others.
+        context: the longest text on which the model must start as it was.
+        options: the options that were asked for; they override all others.
     """
     kind = mechanism_type(mechanism)
     scale = Scale(context=context, window=max(8, min(256, context // 8)), head_width=sizes.head_dim)
@@ -38,19 +38,19 @@ def starting_options(
 
 
 def foreign_share(mechanism: Mechanism[Any], context: int) -> float | None:
-    """How much of what a mechanism reads at its start is not dense attention, for texts of up to `context` tokens.
+    """The share of a mechanism's output that is not dense attention at its start, for texts of up to `context` tokens.
 
-    0 promises dense attention to rounding. A number g above 0 promises (1 - g) dense + g another convex mean of values,
-    so that no head's output moves by more than 2 g max |v|. None promises nothing.
+    0 promises dense attention up to rounding. A number g above 0 promises (1 - g) dense + g (another convex mean of
+    values), so that no head's output moves by more than 2 g max |v|. None promises nothing.
     """
     place = torch.arange(context)
-    # At 0 alone, a gate or a score that depends on the input could pass for one that does not.
+    # With zero inputs alone, a gate or score that depends on its input would look as if it did not.
     shares = [typical_equation(mechanism, context, seed=seed).foreign_share(place) for seed in (None, 0)]
     return None if None in shares else max(share for share in shares if share is not None)
 
 
 def start_as_dense(model: nn.Module) -> None:
-    """Set the mechanisms inside a model such that they start as dense attention, as far as they can."""
+    """Set the mechanisms inside a model so that they start as dense attention, as far as they can."""
     for module in model.modules():
         if isinstance(module, Mechanism):
             module.start_as_dense()

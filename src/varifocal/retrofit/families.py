@@ -1,4 +1,4 @@
-"""Checkpoints of other families: what their configs mean for ours, and their weights in our model."""
+"""Checkpoints of other families: their configs translated into ours, and their weights in our model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from varifocal.attention.mechanisms.registry import nearest
-from varifocal.model.checkpoints import only_errors, some
+from varifocal.model.checkpoints import check_shapes, only_errors, some
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.reading import readable
 from varifocal.retrofit.sources import open_source
 
 SHARED = (
@@ -20,24 +21,24 @@ SHARED = (
     "num_key_value_heads", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache",
     "tie_word_embeddings", "rope_parameters", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
-"""Fields that all families have, of the same meaning as in VarifocalConfig."""
+"""Fields that all families have, with the same meaning as in VarifocalConfig."""
 
 
 def qwen3_switches(config: PretrainedConfig) -> dict[str, Any]:
-    """Qwen3 has norms of queries and keys; biases are a field of its own."""
+    """Qwen3 normalizes queries and keys; a field of its config says whether there are biases."""
     return {"qk_norm": True, "attention_bias": config.attention_bias}
 
 
 def qwen2_switches(config: PretrainedConfig) -> dict[str, Any]:
-    """Qwen2 has no such norms, and biases of the query, key and value projections."""
+    """Qwen2 does not normalize queries and keys; its query, key and value projections have biases."""
     return {"qk_norm": False, "qkv_bias": True}
 
 
 def llama_switches(config: PretrainedConfig) -> dict[str, Any]:
-    """Llama has neither; its biases, if any, are those of all four projections."""
+    """Llama does not normalize queries and keys; if it has biases, all four projections have them."""
     if config.mlp_bias:
         raise ValueError(
-            "a Llama checkpoint with mlp_bias=True cannot be taken over: the feed-forward here has no bias"
+            "a Llama checkpoint with mlp_bias=True cannot be loaded: the feed-forward layers here have no bias"
         )
     return {"qk_norm": False, "attention_bias": config.attention_bias}
 
@@ -69,7 +70,7 @@ def load_pretrained(
         source: a folder or a name on the hub with safetensors; or a .gguf file, also as owner/name/file.gguf.
         mechanism: one for all layers, or a list with one for each; its own parameters start as in a new model.
         mechanism_options: as in VarifocalConfig.
-        dtype: of the weights; None for the one they were saved in (float32 for GGUF).
+        dtype: the dtype of the weights; None for the one they were saved in (float32 for GGUF).
     """
     model = open_source(source, FAMILIES, dtype=dtype)
     return take_over(model, mechanism=mechanism, mechanism_options=mechanism_options)
@@ -81,17 +82,25 @@ def take_over(
     mechanism: str | list[str] = "dense",
     mechanism_options: Any = None,
 ) -> VarifocalForCausalLM:
-    """A model of ours with copies of the weights of a model of transformers."""
+    """A model of ours with copies of the weights of a transformers model."""
     config = translate_config(model.config, mechanism=mechanism, mechanism_options=mechanism_options)
     weights = {name: value.clone() for name, value in model.state_dict().items() if ".mechanism." not in name}
-    with only_errors():
+    where = f"this {model.config.model_type} model"
+    with readable(f"the weights in {where}"), only_errors():
+        # A tensor of another shape may have come this far: transformers takes those of GGUF as they are.
         ours, report = VarifocalForCausalLM.from_pretrained(
-            None, config=config, state_dict=weights, dtype=model.dtype, output_loading_info=True
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=model.dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
+    check_shapes(where, report)
     foreign = [name for name in report["missing_keys"] if ".mechanism." not in name]
     if foreign or report["unexpected_keys"]:
         wrong = some([*foreign, *report["unexpected_keys"]])
-        raise ValueError(f"the weights of this {model.config.model_type} model do not fit its config: {wrong}")
+        raise ValueError(f"the weights of {where} do not fit its config: {wrong}")
     if model.generation_config is not None:
         ours.generation_config = model.generation_config
     taken: VarifocalForCausalLM = ours.eval()
@@ -111,8 +120,8 @@ def translate_config(
     if any(window is not None for window in windows):
         if mechanism != "dense":
             raise ValueError(
-                f"this {family} checkpoint was trained with sliding windows in some layers, {mechanism!r} would take "
-                "their place; load it as 'dense', which keeps them, or give each layer's mechanism in a config"
+                f"this {family} checkpoint was trained with sliding windows in some layers, and {mechanism!r} would "
+                "replace them; load it as 'dense', which keeps them, or give each layer's mechanism in a config"
             )
         mechanism = ["dense" if window is None else "local" for window in windows]
         mechanism_options = [{} if window is None else {"window": window, "global_tokens": 0} for window in windows]

@@ -1,4 +1,4 @@
-"""Opens a model of any kind: one of ours, that of a run, or a pretrained one as it is; with its tokenizer if asked."""
+"""Opens a model of any kind, with its tokenizer on request: one of ours, a run's, or a pretrained one as it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from varifocal.retrofit.sources import read_tokenizer
 
 
 def model_source(source: str | Path) -> str:
-    """The source itself; of a run's folder, the model that the run left."""
+    """The source itself; for the folder of a run, its trained model."""
     folder = Path(source)
     if not (folder / "config.json").exists() and (folder / "model" / "config.json").exists():
         return str(folder / "model")
@@ -25,7 +25,7 @@ def model_source(source: str | Path) -> str:
 
 
 def is_ours(source: str | Path) -> bool:
-    """Whether a source is a folder of our architecture; of a broken one, our loader says what is wrong."""
+    """Whether a source is a folder of our architecture; a broken one counts too, so that our loader names the fault."""
     file = Path(source) / "config.json"
     if not file.is_file():
         return False
@@ -43,19 +43,19 @@ def open_model(source: str | Path, *, dtype: torch.dtype | None = None) -> Varif
     Qwen3, Qwen2 and Llama checkpoints are read as they are, with dense attention.
 
     Args:
-        source: where it lies.
-        dtype: of a pretrained model's weights; None for the one they were saved in.
+        source: where the model is.
+        dtype: the dtype of a pretrained model's weights; None for the one they were saved in.
     """
     place = model_source(source)
     return load_model(place) if is_ours(place) else load_pretrained(place, dtype=dtype)
 
 
 def open_with_tokenizer(source: str | Path) -> tuple[VarifocalForCausalLM, Any]:
-    """The model, and its tokenizer as transformers has it; ValueError if it comes without one."""
+    """The model and its transformers tokenizer; ValueError if it comes without one."""
     place = model_source(source)
     if is_ours(place):
         return load_model(place), load_text_tokenizer(place)
     model, tokenizer = load_pretrained(place), read_tokenizer(place)
     if tokenizer is None:
-        raise ValueError(f"{source} holds no tokenizer; put its tokenizer.json beside the weights")
+        raise ValueError(f"{source} has no tokenizer; put its tokenizer.json beside the weights")
     return model, tokenizer

@@ -1,4 +1,4 @@
-"""Gives a pretrained model adaptive attention, such that it starts as the model it was."""
+"""Gives a pretrained model adaptive attention in such a way that it starts as the model it was."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 from varifocal.attention.mechanisms.registry import make_mechanism, mechanism_type
 from varifocal.model.checkpoints import only_errors
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.writing import WRITE_ERRORS, why_unwritten
 from varifocal.retrofit.dense_start import foreign_share, start_as_dense, starting_options
 from varifocal.retrofit.families import FAMILIES, take_over, translate_config
 from varifocal.retrofit.sources import open_source, read_tokenizer
 
 LONGEST = 2048
-"""The context for which options are made if none is given."""
+"""The longest context for which options are made if none is given."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Retrofitted:
     """All options of the mechanism."""
     context: int
     share: float | None
-    """How much of the attention is not dense at the start, as `foreign_share` promises it."""
+    """The share of the attention that is not dense at the start, as `foreign_share` promises it."""
 
     def promise(self) -> str:
         """The promise in a sentence."""
@@ -64,9 +65,9 @@ def retrofit(
         source: as in load_pretrained.
         mechanism: the stem of the mechanism.
         options: its options, laid over those of `starting_options`.
-        context: the longest text that is to start as it was; by default the model's own, 2048 at the most.
-        dtype: of the weights; None for the one they were saved in.
-        seed: of the new parameters.
+        context: the longest text on which the model must start as it was; by default the model's own, up to 2048.
+        dtype: the dtype of the weights; None for the one they were saved in.
+        seed: the seed of the new parameters.
     """
     mechanism_type(mechanism)
     if context is not None and context < 1:
@@ -88,7 +89,7 @@ def retrofit(
 
 
 def refuse_existing(folder: Path) -> None:
-    """ValueError if there is something already, or nowhere to put it."""
+    """ValueError if the folder exists already, or if its parent does not."""
     if folder.exists():
         raise ValueError(f"{folder} exists already; choose another name, or remove it first")
     if not folder.absolute().parent.is_dir():
@@ -96,7 +97,7 @@ def refuse_existing(folder: Path) -> None:
 
 
 def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | None = None) -> None:
-    """Save a model, and its tokenizer, as a new folder that is there as a whole or not at all."""
+    """Save a model and its tokenizer as a new folder that appears complete or not at all."""
     refuse_existing(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
@@ -105,5 +106,7 @@ def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | No
             if tokenizer is not None:
                 tokenizer.save_pretrained(beside)
         beside.rename(folder)
+    except WRITE_ERRORS as error:
+        raise ValueError(f"{folder} cannot be written: {why_unwritten(error)}; make room, and try again") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -1,8 +1,7 @@
-"""Opens a checkpoint that transformers can read (folder, hub, GGUF), completely and without pickle, or says why not."""
+"""Opens a checkpoint that transformers can read (folder, hub, GGUF), complete and without pickle, or says why not."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,48 +9,51 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.integrations.gguf import read_gguf_metadata
 from transformers.utils import cached_file
 
 from varifocal.attention.mechanisms.registry import nearest
-from varifocal.model.checkpoints import check_report, one_line, only_errors
+from varifocal.model.checkpoints import check_report, only_errors, refuse_redirection
+from varifocal.model.config import check_sizes
+from varifocal.model.reading import one_line, readable
+from varifocal.model.saved_weights import INDEX, index_names, require_as_large, tensor_names, weight_files
+from varifocal.results.files import read_json
 
-UNREADABLE = (
-    OSError, SafetensorError, RuntimeError, KeyError, IndexError, ValueError, TypeError, struct.error,
-    StrictDataclassError, AttributeError, UnboundLocalError, OverflowError, MemoryError,
-)  # fmt: skip
-"""What the readers of damaged or foreign files are known to raise."""
+GGUF_SIZES = {
+    "num_hidden_layers": "block_count", "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count", "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length", "vocab_size": "vocab_size", "max_position_embeddings": "context_length",
+}  # fmt: skip
+"""The sizes of a model by their keys in the header of a GGUF file, after its architecture."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a checkpoint lies, as transformers wants to be told."""
+    """Where a checkpoint is, in the terms of transformers."""
 
     folder: str
     """A folder, or a name on the hub."""
     gguf_file: str | None
-    """The name of the file in it, for GGUF."""
+    """For GGUF, the name of the file in the folder."""
     local: bool
 
     def __str__(self) -> str:
         return self.folder if self.gguf_file is None else f"{self.folder}/{self.gguf_file}"
 
     def where(self) -> dict[str, Any]:
-        """The arguments of from_pretrained that lead there."""
+        """The arguments of from_pretrained for this place."""
         return {"local_files_only": self.local} | ({} if self.gguf_file is None else {"gguf_file": self.gguf_file})
 
 
 def find_place(source: str | Path) -> Place:
-    """Folder, hub name or GGUF file; ValueError for what is none of them."""
+    """The place of a folder, hub name or GGUF file; ValueError for anything else."""
     path = Path(source)
     if path.is_dir():
         return Place(str(path), None, True)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ValueError(f"{path} is a file; give the folder it lies in, or a .gguf file")
+            raise ValueError(f"{path} is a file; give the folder that holds it, or a .gguf file")
         return Place(str(path.parent), path.name, True)
     owner, *rest = str(source).split("/")
     if owner and owner not in (".", "..", "~") and all(rest):
@@ -69,29 +71,34 @@ def open_source(source: str | Path, families: Iterable[str], *, dtype: torch.dty
 
     Args:
         source: a folder or a name on the hub with safetensors; or a .gguf file, also as owner/name/file.gguf.
-        families: the model types to be expected.
-        dtype: of the weights; None for the one they were saved in (float32 for GGUF).
+        families: the model types that are accepted.
+        dtype: the dtype of the weights; None for the one they were saved in (float32 for GGUF).
     """
     place = find_place(source)
-    if place.gguf_file is None:
-        refuse_pickle(place)
-    else:
+    if place.gguf_file is not None:
         require_gguf()
     config = read_foreign_config(place, families)
+    weights = find_weights(place)
     saved: Any = "auto" if place.gguf_file is None else torch.float32
-    try:
-        with only_errors():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                place.folder,
-                config=config,
-                dtype=saved if dtype is None else dtype,
-                use_safetensors=True if place.gguf_file is None else None,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **place.where(),
-            )
-    except UNREADABLE as error:
-        raise ValueError(f"the weights of {place} cannot be read: {one_line(error)}") from error
+    if weights is not None:
+        require_as_large(
+            place,
+            config.num_hidden_layers,
+            lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
+            names=weights.names,
+            size=weights.size,
+        )
+    with readable(f"the weights of {place}"), only_errors():
+        model, report = AutoModelForCausalLM.from_pretrained(
+            place.folder,
+            config=config,
+            dtype=saved if dtype is None else dtype,
+            use_safetensors=True if place.gguf_file is None else None,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **place.where(),
+        )
     check_report(Path(str(place)), report)
     opened: PreTrainedModel = model.eval()
     return opened
@@ -101,19 +108,20 @@ def read_foreign_config(place: Place, families: Iterable[str]) -> PretrainedConf
     """The config of a checkpoint of one of the families; ValueError otherwise."""
     known = list(families)
     try:
-        with only_errors():
-            config = AutoConfig.from_pretrained(place.folder, **place.where())
-    except UNREADABLE as error:
-        reason = one_line(error)
+        with readable(f"the config of {place}"), only_errors():
+            check_plain_config(place)
+            config = AutoConfig.from_pretrained(place.folder, trust_remote_code=False, **place.where())
+    except ValueError as error:
         if place.local:
-            raise ValueError(f"the config of {place} cannot be read: {reason}") from error
+            raise
+        reason = one_line(error.__cause__ or error)
         raise ValueError(
             f"{place} cannot be fetched from the hub: {reason}; give a folder or a .gguf file on this machine"
         ) from error
     family = config.model_type
     if family not in known:
         raise ValueError(
-            f"{place} is of the unknown architecture {family!r}{nearest(family, known)}; known are {', '.join(known)}"
+            f"{place} has the unknown architecture {family!r}{nearest(family, known)}; known are {', '.join(known)}"
         )
     if place.gguf_file is not None:
         complete_gguf_config(place, config)
@@ -121,29 +129,63 @@ def read_foreign_config(place: Place, families: Iterable[str]) -> PretrainedConf
 
 
 def read_tokenizer(source: str | Path) -> Any | None:
-    """The tokenizer that lies beside or inside a checkpoint; None if there is none."""
+    """The tokenizer beside or inside a checkpoint; None if there is none."""
     place = find_place(source)
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
     if place.local and place.gguf_file is None and not any((Path(place.folder) / name).is_file() for name in names):
         return None
-    try:
-        with only_errors():
-            return AutoTokenizer.from_pretrained(place.folder, **place.where())
-    except (*UNREADABLE, ImportError) as error:
-        raise ValueError(f"the tokenizer of {place} cannot be read: {one_line(error)}") from error
+    with readable(f"the tokenizer of {place}"), only_errors():
+        return AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False, **place.where())
 
 
-def refuse_pickle(place: Place) -> None:
-    """ValueError for a folder whose weights could run code when they are read."""
-    if not place.local:
+@dataclass(frozen=True)
+class Weights:
+    """What is known about a checkpoint's weights before they are read."""
+
+    names: list[str]
+    """The names of the tensors."""
+    size: int
+    """The size of all tensors in bytes."""
+
+
+def find_weights(place: Place) -> Weights | None:
+    """The weights of a checkpoint on this machine; None for one on the hub, of which the index is checked."""
+    if place.local and place.gguf_file is not None:
+        path = Path(place.folder) / place.gguf_file
+        with readable(f"the weights of {place}"):
+            return Weights(list(read_gguf_metadata(str(path))[1]), path.stat().st_size)
+    if place.local:
+        files = weight_files(Path(place.folder))
+        return Weights(tensor_names(files), sum(file.stat().st_size for file in files))
+    index = None if place.gguf_file is not None else fetched(place, INDEX)
+    if index is not None:
+        index_names(index)
+    return None
+
+
+def fetched(place: Place, name: str) -> Path | None:
+    """A file of a checkpoint; None if it has none of that name."""
+    if place.local:
+        path = Path(place.folder) / name
+        return path if path.is_file() else None
+    found = cached_file(place.folder, name, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
+def check_plain_config(place: Place) -> None:
+    """ValueError for absurd sizes and for weights outside the folder, before transformers acts on them."""
+    path = fetched(place, "config.json" if place.gguf_file is None else place.gguf_file)
+    if path is None:
         return
-    folder = Path(place.folder)
-    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if pickled and not any(folder.glob("*.safetensors")):
-        raise ValueError(
-            f"{folder} holds its weights as pickle only ({pickled[0]}), which can run code when it is read; "
-            "convert them to safetensors first"
-        )
+    if place.gguf_file is not None:
+        header, _ = read_gguf_metadata(str(path))
+        architecture = header["general.architecture"]
+        check_sizes({name: header.get(f"{architecture}.{key}") for name, key in GGUF_SIZES.items()})
+        return
+    values = read_json(path, what="the config of a model")
+    if isinstance(values, dict):
+        refuse_redirection(values)
+        check_sizes(values)
 
 
 def require_gguf() -> None:
@@ -157,8 +199,9 @@ def require_gguf() -> None:
 
 def complete_gguf_config(place: Place, config: PretrainedConfig) -> None:
     """Fill in what transformers does not take from a GGUF file's header, and refuse what it drops."""
-    path = cached_file(place.folder, place.gguf_file, local_files_only=place.local)
-    header, tensors = read_gguf_metadata(path)
+    with readable(str(place)):
+        path = cached_file(place.folder, place.gguf_file, local_files_only=place.local)
+        header, tensors = read_gguf_metadata(path)
     architecture = header["general.architecture"]
     scaled = header.get(f"{architecture}.rope.scaling.type", "none") != "none"
     if scaled or any(name.startswith("rope_freqs") for name in tensors):

@@ -1,4 +1,4 @@
-"""A comparison's cells to estimates: what each arm reached over its seeds, and what sets it apart."""
+"""Estimates from the cells of a comparison: what each arm reached over its seeds, and how it differs from others."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from varifocal.results.run import RunSummary, read_settings
 from varifocal.statistics.estimates import estimate, holm, paired_difference
 
 Value = Callable[[CellRecord], float | None]
-"""A number of a cell; None where it has none."""
+"""A number of a cell; None if the cell does not have it."""
 
 
 def loss(cell: CellRecord) -> float:
-    """What arms are compared by."""
+    """The number that arms are compared by."""
     return cell.validation_loss
 
 
@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def command(self) -> str:
-        """What made it; empty if that is not known."""
+        """The command that made it; empty if it is not known."""
         return self.record.environment.command
 
     def cells(self, arm: str) -> dict[int, CellRecord]:
@@ -62,7 +62,7 @@ class Comparison:
 
     @cached_property
     def results(self) -> tuple[ArmResult, ...]:
-        """One for each arm that has a finished cell, in the order of the plan."""
+        """The result of each arm that has a finished cell, in the order of the plan."""
         arms = [arm for arm in self.record.arms if self.cells(arm.name)]
         differences = [self.difference(arm.name, self.baseline, loss) for arm in arms]
         adjusted = holm([None if one is None else one.p_value for one in differences])
@@ -117,7 +117,7 @@ class Comparison:
         return sum(ours) / sum(theirs) if sum(theirs) else None
 
     def with_results(self) -> ComparisonRecord:
-        """The record as it is written: with the estimates for those who read no Python."""
+        """The record as it is written: with the estimates, for readers that do not use this package."""
         return replace(self.record, results=self.results)
 
 
@@ -136,7 +136,7 @@ def gather_comparison(folder: Path) -> Comparison:
         if (cell_folder(folder, cell_name(arm.name, seed)) / RunSummary.filename).is_file()
     ]
     if not cells:
-        raise ValueError(f"no cell of {folder} is finished; run the same comparison again, it goes on where it stopped")
+        raise ValueError(f"no cell of {folder} is finished; run the same comparison again to continue it")
     return Comparison(
         ComparisonRecord(
             title=plan.title,
@@ -151,16 +151,16 @@ def gather_comparison(folder: Path) -> Comparison:
 
 
 def read_comparison(path: Path) -> Comparison:
-    """A comparison.json, or the folder that holds one; ValueError unless it is one."""
+    """The comparison of a comparison.json, or of a folder that holds one; ValueError for anything else."""
     file = path / ComparisonRecord.filename if path.is_dir() else path
     found = Comparison(ComparisonRecord.read(file))
     if not found.results:
-        raise ValueError(f"{file} holds no finished cell of its arms; run the comparison again")
+        raise ValueError(f"{file} has no finished cell of its arms; run the comparison again")
     return found
 
 
 def read_cell(folder: Path, arm: str, seed: int) -> CellRecord:
-    """What a finished run says of itself, its loss on the test split, and its validation curve."""
+    """The summary of a finished run, its loss on the test split, and its validation curve."""
     run = cell_folder(folder, cell_name(arm, seed))
     summary = RunSummary.read(run / RunSummary.filename)
     cell = CellRecord(

@@ -1,4 +1,4 @@
-"""Values of a few seeds to a mean with its interval, and to a difference between runs that share their seeds."""
+"""From the values of a few seeds: a mean with its interval, and a difference between runs that share their seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from varifocal.statistics.student import critical_value, two_sided_p
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean, spread and interval of one value for each seed."""
+    """Mean, spread and interval of the values, one for each seed."""
     if not values:
         raise ValueError("an estimate needs at least one value, got none")
     mean = statistics.fmean(values)
@@ -23,12 +23,12 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
-    """ours - theirs, seed by seed: what both share (data order, start) falls out."""
+    """ours - theirs, seed by seed: what both runs share (data order, initial weights) cancels out."""
     found = estimate([a - b for a, b in zip(ours, theirs, strict=True)])
     p_value = None
     if found.deviation is not None:
         error = found.deviation / math.sqrt(found.count)
-        # Differences that are all equal leave nothing to chance: all 0 is no difference, anything else is one.
+        # If all differences are equal, nothing is left to chance: all 0 means no difference, anything else is one.
         t = found.mean / error if error else math.inf if found.mean else 0.0
         p_value = two_sided_p(t, found.count - 1)
     return Difference(

@@ -6,11 +6,11 @@ import math
 from functools import cache
 
 STEPS = 300
-"""Of the continued fraction; a few dozen do for any number of seeds."""
+"""Steps of the continued fraction; a few dozen are enough for any number of seeds."""
 
 
 def two_sided_p(t: float, degrees: int) -> float:
-    """How probable it is that |T| >= |t|, for T with `degrees` degrees of freedom: I(v / (v + t^2); v / 2, 1 / 2)."""
+    """The probability that |T| >= |t| for T with v = `degrees` degrees of freedom: I(v / (v + t^2); v / 2, 1 / 2)."""
     if degrees < 1:
         raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")
     if math.isinf(t):
@@ -63,5 +63,5 @@ def continued_fraction(a: float, b: float, x: float) -> float:
 
 
 def away_from_zero(value: float) -> float:
-    """The value, or something tiny in place of 0, by which can be divided."""
+    """The value, or a tiny number instead of 0, so that it can be divided by."""
     return value if value != 0 else 1e-300

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from varifocal.data.checksums import file_checksums
 from varifocal.data.files import synchronize
 from varifocal.results.checkpoint import CheckpointState, Seal, SealedFile
+from varifocal.results.files import inside
 
 PREFIX = "step-"
 
@@ -65,7 +66,10 @@ def examined(path: Path) -> tuple[Seal | None, str]:
     except ValueError as error:
         return None, f"is damaged: {Seal.filename} cannot be read ({error})"
     for name, entry in seal.files.items():
-        file = path / name
+        try:
+            file = inside(path, name, said=path / Seal.filename)
+        except ValueError as error:
+            return None, f"is damaged: {error}"
         if not file.is_file():
             return None, f"is damaged: {name} is missing"
         if file.stat().st_size != entry.size:

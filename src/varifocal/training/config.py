@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
-import tomllib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from varifocal.training.settings import apply_override, known_keys, section_from, suggestion, toml_key, toml_value
+from varifocal.training.settings import (
+    apply_override,
+    known_keys,
+    read_config_file,
+    section_from,
+    suggestion,
+    toml_key,
+    toml_value,
+)
+
+MOST_SEED = (1 << 32) - 1
+"""What numpy's first generator takes; transformers seeds it too."""
+MOST_ROWS = (1 << 31) - 1
+"""Rows and tokens that one tensor could ever hold: more is a slip of the pen."""
+MOST_TOTAL = 1 << 53
+"""Steps and tokens of a run; beyond it floats skip whole numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +66,36 @@ class ModelSection:
     """The folder of a saved model to start from, in place of all the others."""
 
     def __post_init__(self) -> None:
-        others = [name for name in ("preset", "mechanism", "mechanism_options", "overrides") if getattr(self, name)]
+        # None and {} are what these have where nobody gives them; [] and "" are a mistake and must not pass for that.
+        known = ("preset", "mechanism", "mechanism_options", "overrides")
+        others = [name for name in known if getattr(self, name) not in (None, {})]
+        for name in ("preset", "start"):
+            if getattr(self, name) == "":
+                raise ValueError(f"model.{name} must not be empty; leave it out for the default")
         if self.start is not None and others:
             raise ValueError(
                 f"model.start brings a whole model, so model.{others[0]} cannot be given with it; leave one of them "
                 "out (another mechanism for a trained model: `varifocal retrofit`)"
             )
         if self.start is None:
-            object.__setattr__(self, "preset", self.preset or "tiny")
-            object.__setattr__(self, "mechanism", self.mechanism or "dense")
+            object.__setattr__(self, "preset", "tiny" if self.preset is None else self.preset)
+            object.__setattr__(self, "mechanism", "dense" if self.mechanism is None else self.mechanism)
+            self._check_mechanisms()
+
+    def _check_mechanisms(self) -> None:
+        """ValueError unless the mechanisms are names, and options in a list are as many."""
+        names = [self.mechanism] if isinstance(self.mechanism, str) else self.mechanism or []
+        if not names or not all(isinstance(name, str) and name for name in names):
+            raise ValueError(
+                "model.mechanism must be a name or a list with one for each layer, got "
+                f"{reprlib.repr(self.mechanism)}; leave it out for dense attention"
+            )
+        options = self.mechanism_options
+        if isinstance(options, list) and (isinstance(self.mechanism, str) or len(options) != len(names)):
+            raise ValueError(
+                f"model.mechanism_options: a list of options needs a list of as many mechanisms, got {len(options)} "
+                f"and {reprlib.repr(self.mechanism)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +135,16 @@ class OptimizationSection:
         if (self.steps is None) == (self.tokens is None):
             given = "both" if self.steps is not None else "neither"
             raise ValueError(f"optimization needs either steps or tokens, got {given}")
-        positive = {"steps": self.steps, "tokens": self.tokens, "batch": self.batch, "micro_batch": self.micro_batch}
-        for name, value in positive.items():
-            if value is not None and value < 1:
-                raise ValueError(f"optimization.{name} must be at least 1, got {value}")
-        if self.length < 2:
-            raise ValueError(f"optimization.length must be at least 2, got {self.length}")
+        for name, least, most in (
+            ("steps", 1, MOST_TOTAL),
+            ("tokens", 1, MOST_TOTAL),
+            ("batch", 1, MOST_ROWS),
+            ("micro_batch", 1, MOST_ROWS),
+            ("length", 2, MOST_ROWS),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"optimization.{name} must be between {least} and {most}, got {reprlib.repr(value)}")
         if self.micro_batch is not None and self.batch % self.micro_batch:
             raise ValueError(
                 f"optimization.batch must be a multiple of micro_batch, got {self.batch} and {self.micro_batch}"
@@ -187,8 +227,10 @@ class RunSection:
     """Write the metrics for TensorBoard too, into the run's folder `tensorboard`."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"run.seed must be at least 0, got {self.seed}")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(
+                f"run.seed must be a whole number between 0 and {MOST_SEED}, got {reprlib.repr(self.seed)}"
+            )
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"run.threads must be at least 1, got {self.threads}")
 
@@ -226,13 +268,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> TrainingConf
     ValueError of one sentence for whatever is unknown, of the wrong kind or impossible together.
     """
     file = Path(path)
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"the config {file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"the config {file} is not TOML: {error}") from error
-    return config_from(content, overrides, where=str(file))
+    return config_from(read_config_file(file), overrides, where=str(file))
 
 
 def config_from(

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 
 from varifocal.data import PackedRows, TokenSplit
-from varifocal.model.loss import IGNORED, next_token_labels, token_losses
+from varifocal.model.head import token_losses
+from varifocal.model.loss import IGNORED, next_token_labels
 from varifocal.model.modeling import VarifocalForCausalLM
 from varifocal.results.evaluation import CurvePoint, Evaluation
 from varifocal.training.micro_batches import token_labels
@@ -81,7 +82,7 @@ def row_losses(model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]
     seen = tokens_before(documents) + 1
     labels = next_token_labels(token_labels(rows, indices, ids), documents)
     counted = labels != IGNORED
-    losses = token_losses(hidden[counted], model.lm_head.weight, labels[counted])
+    losses = token_losses(model.lm_head, hidden[counted], labels[counted])
     return losses.double().cpu(), seen[counted].cpu()
 
 

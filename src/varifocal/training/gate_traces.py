@@ -134,6 +134,10 @@ def append_gate_trace(path: Path, step: int, trace: Arrays) -> None:
     """Add the trace of a step to the file."""
     known = read_gate_traces(path)
     fresh: Traces = {"step": numpy.array(step)} | trace
+    if known and {name: one.shape[1:] for name, one in known.items()} != {
+        name: one.shape for name, one in fresh.items()
+    }:
+        raise ValueError(f"{path} holds the traces of another model; remove it to go on without what it recorded")
     write_gate_traces(
         path,
         {name: numpy.concatenate([known[name], one[None]]) if known else one[None] for name, one in fresh.items()},

@@ -19,8 +19,11 @@ from varifocal.data import Batches, PreparedData, open_data
 from varifocal.data.files import explained
 from varifocal.environment import environment
 from varifocal.memory import reset_peak, resident_bytes
-from varifocal.model.checkpoints import one_line, only_errors
+from varifocal.model.checkpoints import only_errors
+from varifocal.model.reading import one_line
+from varifocal.model.writing import WRITE_ERRORS
 from varifocal.results.run import RunEnvironment, RunSummary
+from varifocal.threads import use_threads
 from varifocal.training.checkpoints import discard, newest_whole, remove_old, remove_unfinished
 from varifocal.training.config import DataSection, TrainingConfig
 from varifocal.training.gate_traces import keep_gate_traces_until
@@ -29,7 +32,7 @@ from varifocal.training.metrics import Metrics, keep_metrics_until, require_tens
 from varifocal.training.processes import decided_by_first, restarted_by_torchrun, started_together
 from varifocal.training.run_folder import RunFolder, locked
 from varifocal.training.start import model_config, starting_model
-from varifocal.training.trainer import WRITE_ERRORS, WRITING, Beginning, Progress, RunTrainer
+from varifocal.training.trainer import WRITING, Beginning, Progress, RunTrainer
 
 
 def train(
@@ -53,8 +56,7 @@ def train(
     require_packages(config)
     folder = RunFolder(Path(out))
     resume = resume or restarted_by_torchrun()
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
+    use_threads(config.run.threads)
     with ExitStack() as stack:
         stack.enter_context(only_errors())
         stack.enter_context(explained(folder.path))

@@ -14,7 +14,7 @@ from varifocal.results.files import write_whole
 from varifocal.results.gate_traces import GATES
 from varifocal.results.metrics import METRICS
 from varifocal.results.run import CONFIG, MODEL, RunEnvironment, RunSummary
-from varifocal.training.config import TrainingConfig, config_from
+from varifocal.training.config import TrainingConfig, load_config
 
 MAY_CHANGE = {
     "data.path", "optimization.micro_batch", "optimization.gradient_checkpointing", "checkpoints.every",
@@ -78,10 +78,7 @@ class RunFolder:
         """ValueError unless the folder holds a run of this config, apart from what may change."""
         if not self.config.is_file():
             raise ValueError(f"{self.path} holds no run to resume: there is no {CONFIG} in it")
-        try:
-            known = config_from(tomllib.loads(self.config.read_text(encoding="utf-8")), where=str(self.config))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self.config} cannot be read: {error}") from error
+        known = load_config(self.config)
         before, now = flattened(known), flattened(config)
         for name in sorted(before.keys() | now.keys()):
             if name not in MAY_CHANGE and before.get(name) != now.get(name):

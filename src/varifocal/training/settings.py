@@ -5,11 +5,25 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file that somebody wrote; ValueError if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"the config {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"the config {path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"the config {path} is nested too deeply") from error
 
 
 def apply_override(given: dict[str, dict[str, Any]], override: str, hints: dict[str, Any]) -> None:
@@ -24,7 +38,8 @@ def apply_override(given: dict[str, dict[str, Any]], override: str, hints: dict[
         raise ValueError(f"unknown setting {name.strip()!r}{suggestion(name.strip(), known_keys(hints))}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    # A word without quotes, or a number of thousands of digits, or brackets within brackets without end.
+    except (ValueError, RecursionError):
         value = text.strip()
     place = given.setdefault(path[0], {})
     for part in path[1:-1]:
@@ -58,16 +73,18 @@ def fitted(name: str, value: Any, wanted: Any) -> Any:
             if value in get_args(option):
                 return value
         elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            # No float holds a whole number of hundreds of digits.
+            if isinstance(value, float) or abs(value) < 1 << 1023:
+                return float(value)
         elif kind is int and isinstance(value, int | float) and not isinstance(value, bool):
             # 1e6 is a float to TOML and a number of steps to people.
-            if float(value).is_integer():
+            if isinstance(value, int) or value.is_integer():
                 return int(value)
         elif kind is tuple and isinstance(value, list):
             return tuple(fitted(name, one, get_args(option)[0]) for one in value)
         elif kind is not NoneType and kind is not int and isinstance(value, kind):
             return value
-    raise ValueError(f"{name} must be {kind_name(wanted)}, got {value!r}")
+    raise ValueError(f"{name} must be {kind_name(wanted)}, got {reprlib.repr(value)}")
 
 
 def kind_name(wanted: Any) -> str:

@@ -12,7 +12,8 @@ from huggingface_hub.errors import StrictDataclassError
 from varifocal.attention.mechanisms.registry import nearest
 from varifocal.data import PreparedData
 from varifocal.model import VarifocalConfig, VarifocalForCausalLM, load_model, preset
-from varifocal.model.checkpoints import one_line, read_config
+from varifocal.model.checkpoints import read_config
+from varifocal.model.reading import one_line
 from varifocal.training.config import TrainingConfig
 from varifocal.training.opening import require_same_tokenizer
 
@@ -58,7 +59,7 @@ def preset_config(config: TrainingConfig, vocabulary: int | None, end: int | Non
         return preset(
             wanted.preset,
             mechanism=wanted.mechanism,
-            mechanism_options=wanted.mechanism_options or None,
+            mechanism_options=wanted.mechanism_options,
             **(values | wanted.overrides),
         )
     except (StrictDataclassError, TypeError) as error:

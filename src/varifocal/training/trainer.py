@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -20,6 +19,7 @@ from varifocal.data import Batches, TokenSplit
 from varifocal.memory import peak_bytes
 from varifocal.model.loss import IGNORED
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.writing import WRITE_ERRORS, why_unwritten
 from varifocal.results.checkpoint import CheckpointState
 from varifocal.results.evaluation import Evaluation
 from varifocal.results.metrics import MetricsEntry
@@ -37,9 +37,6 @@ from varifocal.training.run_folder import RunFolder
 
 WRITING = ".writing"
 """The folder below `checkpoints` in which Trainer writes; what lies in it is not a checkpoint yet."""
-
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
-"""torch and safetensors report a full disk in ways of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +303,7 @@ class RunTrainer(Trainer):
         last = self.last_checkpoint
         good = "from the beginning" if last is None else f"from {last}"
         return ValueError(
-            f"{what} cannot be written to {self.folder.path}: {' '.join(str(error).split())}; make room, and --resume "
+            f"{what} cannot be written to {self.folder.path}: {why_unwritten(error)}; make room, and --resume "
             f"goes on {good}"
         )
 

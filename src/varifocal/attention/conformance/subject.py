@@ -109,7 +109,9 @@ class CallableSubject(Subject):
 
     @property
     def takes(self) -> frozenset[str]:
-        parameters = inspect.signature(self.attention).parameters.values()
+        # A module's own call takes anything and hands it on.
+        called = self.attention.forward if isinstance(self.attention, nn.Module) else self.attention
+        parameters = inspect.signature(called).parameters.values()
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             return frozenset({"documents", "positions"})
         return frozenset(parameter.name for parameter in parameters) & {"documents", "positions"}

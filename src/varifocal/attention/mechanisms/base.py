@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from varifocal.attention.attend import evaluate, lay_out
+from varifocal.attention.gates import Gate
 from varifocal.attention.mechanisms.ablation import Ablation
 from varifocal.attention.mechanisms.variant import Variant
-from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, Remembered
-from varifocal.equations.branches import SoftWindow, members
+from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, Remembered, TakesTokens
+from varifocal.equations.branches import Branch, SoftWindow, members
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Attended
@@ -140,6 +141,14 @@ class Call(NamedTuple):
         return self.layout.query_place >= 0
 
 
+class Step(NamedTuple):
+    """An equation whose branches no token changes: one softmax, or two that a gate mixes as `two_way` does."""
+
+    branches: tuple[Branch, ...]
+    """Of windows and prefixes."""
+    gate: Gate | None = None
+
+
 class Overhead(NamedTuple):
     """What a mechanism costs in training beside its attention, for a token of one layer, as it was counted."""
 
@@ -183,6 +192,13 @@ class Mechanism(nn.Module, Generic[ConfigT]):
     def equation(self, call: Call) -> Equation:
         """Branches, weights and score of a call."""
         raise NotImplementedError
+
+    def step(self) -> Step | None:
+        """The equation of every decoded token, if it is of the kind that a layer's native call knows; else None.
+
+        It saves time and changes no result: what `equation` says remains the law.
+        """
+        return None
 
     def losses(self, call: Call, equation: Equation, attended: Attended) -> dict[str, Tensor]:
         """Auxiliary losses of what the mechanism trains by itself, with their coefficients."""
@@ -236,7 +252,7 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         k: Tensor,
         v: Tensor,
         *,
-        memory: Memory | None = None,
+        memory: TakesTokens | None = None,
         layout: Layout | None = None,
         documents: Tensor | None = None,
         positions: Tensor | None = None,
@@ -260,7 +276,10 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             remembered = memory.append(x, q, k, v, layout=layout)
         # A whole text: a memory that lives for this call makes the notes that the mechanism reads.
         elif positions is None and q.shape[2] == k.shape[2]:
-            remembered = self.memory().append(x, q, k, v, layout=layout)
+            notes = self.memory()
+            # No token follows, so nothing need be made smaller for one.
+            notes.records_past = True
+            remembered = notes.append(x, q, k, v, layout=layout)
         else:
             remembered = Remembered(k, v)
         return self.read(x, q, remembered, layout=layout, documents=documents, positions=positions, backend=backend)
@@ -285,7 +304,10 @@ class Mechanism(nn.Module, Generic[ConfigT]):
             layout = layout.of_last(k.shape[2])
         call = Call(x, q, remembered, layout, backend)
         equation = self.equation(call)
-        attended = evaluate(equation, q, k, v, layout=layout, shortcuts=remembered.shortcuts, backend=backend)
+        attended = evaluate(
+            equation, q, k, v,
+            layout=layout, shortcuts=remembered.shortcuts, backend=backend, wants_logsumexp=False,
+        )  # fmt: skip
         losses = {**equation.losses, **self.losses(call, equation, attended)}
         return MechanismOutput(attended.output, losses, equation, attended, layout)
 

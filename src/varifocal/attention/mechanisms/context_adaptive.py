@@ -21,7 +21,7 @@ from varifocal.attention.mechanisms.base import (
 )
 from varifocal.attention.mechanisms.variant import Variant
 from varifocal.attention.memories import KeysAndValues, Memory, RankedBlocks
-from varifocal.attention.precision import wide_linear
+from varifocal.attention.precision import WideLinear, wide_linear
 from varifocal.equations.branches import SoftWindow, TopK
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.branches.top_k import Select
@@ -99,7 +99,7 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
         width, heads, reads = self.shape.model_width, self.shape.heads, self.config.reads
         self.gate = Gate(self.config.gate, model_width=width, heads=heads) if reads == "both" else None
         learns_width = self.config.width == "learned" and reads != "global"
-        self.width = nn.Linear(width, heads) if learns_width else None
+        self.width = WideLinear(width, heads) if learns_width else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Step
 from varifocal.attention.mechanisms.variant import Variant
 from varifocal.equations.branches import Causal
 from varifocal.equations.equation import Equation
@@ -24,6 +24,9 @@ class Dense(Mechanism[DenseConfig]):
 
     def equation(self, call: Call) -> Equation:
         return Equation((Causal(),))
+
+    def step(self) -> Step | None:
+        return Step((Causal(),))
 
     def words(self) -> str:
         return "no gate: every key"

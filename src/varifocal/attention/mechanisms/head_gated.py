@@ -14,6 +14,7 @@ from varifocal.attention.mechanisms.base import (
     MechanismConfig,
     Overhead,
     Scale,
+    Step,
     two_way,
 )
 from varifocal.attention.mechanisms.variant import Variant
@@ -75,6 +76,9 @@ class HeadGated(Mechanism[HeadGatedConfig]):
     def equation(self, call: Call) -> Equation:
         gate, losses = self.gate(call.x, counted=call.counted)
         return Equation((Window(self.config.window), Causal()), two_way(gate), losses=losses)
+
+    def step(self) -> Step | None:
+        return Step((Window(self.config.window), Causal()), self.gate)
 
     @classmethod
     def scaled_options(cls, scale: Scale) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Scale
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Scale, Step
 from varifocal.attention.mechanisms.variant import Variant
 from varifocal.equations.branches import Branch, Prefix, Window
 from varifocal.equations.branches.base import require_at_least
@@ -48,6 +48,9 @@ class Local(Mechanism[LocalConfig]):
 
     def equation(self, call: Call) -> Equation:
         return Equation((self.branch,))
+
+    def step(self) -> Step | None:
+        return Step((self.branch,))
 
     def farthest(self) -> int | None:
         return self.branch.farthest()

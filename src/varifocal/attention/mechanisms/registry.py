@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from importlib.metadata import entry_points
@@ -21,6 +22,8 @@ from varifocal.attention.mechanisms.sparse_transformer import SparseTransformer
 
 ENTRY_POINTS = "varifocal.mechanisms"
 """The group of entry points by which other packages offer mechanisms: `stem = module:Class`."""
+MOST_NUMBER = 1 << 62
+"""The largest number that an option may have: counts of keys are 64-bit integers in every kernel."""
 
 MechanismT = TypeVar("MechanismT", bound=type[Mechanism[Any]])
 
@@ -160,7 +163,7 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
             fits = isinstance(value, type(default))
         elif isinstance(default, int):
             # 1e3 is a float to TOML, and a whole number to people.
-            fits = number and float(value).is_integer()
+            fits = number and (isinstance(value, int) or value.is_integer())
         elif isinstance(default, float) or default is None:
             fits = number or (default is None and value is None)
         else:
@@ -169,6 +172,8 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
             raise ValueError(
                 f"{owner}: option {option!r} must be of the kind of its default {default!r}, got {value!r}"
             )
+        if number and not -MOST_NUMBER <= value <= MOST_NUMBER:
+            raise ValueError(f"{owner}: option {option!r} must lie within +-{MOST_NUMBER}, got {reprlib.repr(value)}")
         if type(default) is int:
             value = int(value)
         # JSON and TOML know no tuples.

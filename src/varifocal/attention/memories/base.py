@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,13 @@ class Remembered:
     """[B, *, S, F] by name: what else a mechanism keeps of each of these tokens."""
     shortcuts: Shortcuts | None = None
     """What saves work and changes no result."""
+
+
+class TakesTokens(Protocol):
+    """A memory, or a layer of a cache that keeps one."""
+
+    def append(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, layout: Layout | None = None) -> Remembered:
+        """Take in new tokens and give what their queries may read."""
 
 
 class Memory:

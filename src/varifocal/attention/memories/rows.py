@@ -10,7 +10,7 @@ LEAST_ROOM = 64
 
 
 class Rows:
-    """Entries [B, *, S, F] of S tokens, a view of a larger tensor that has room for more.
+    """Entries [B, *, S, F] of S tokens, a part of a larger tensor that has room for more.
 
     The first entries are taken as they are, without a copy: a call that keeps nothing for later pays nothing.
     What changes rows or drops tokens leaves a tensor of its own, which gets room again with the next token.
@@ -19,105 +19,115 @@ class Rows:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         """Tokens to make room for at once; None to grow as they come."""
-        self.filled: Tensor | None = None
-        self.room: Tensor | None = None
+        self.held: Tensor | None = None
+        """Holds the tokens from `begin` on."""
         self.begin = 0
-        """Where in the room the tokens begin."""
+        self.length = 0
+        """S."""
+        self.has_room = False
+        """Whether what lies after the tokens in `held` may be written to."""
 
     @property
-    def length(self) -> int:
-        """S."""
-        return 0 if self.filled is None else self.filled.shape[2]
+    def filled(self) -> Tensor | None:
+        """The entries [B, *, S, F]; None before the first."""
+        if self.held is None or (self.begin == 0 and self.length == self.held.shape[2]):
+            return self.held
+        return self.held[:, :, self.begin : self.begin + self.length]
+
+    @property
+    def room(self) -> Tensor | None:
+        """The larger tensor, if there is one."""
+        return self.held if self.has_room else None
 
     def append(self, new: Tensor) -> Tensor:
         """Add the entries of new tokens [B, *, T, F], and give all of them."""
-        if torch.is_grad_enabled() and (new.requires_grad or (self.filled is not None and self.filled.requires_grad)):
+        filled = self.filled
+        if torch.is_grad_enabled() and (new.requires_grad or (filled is not None and filled.requires_grad)):
             # Gradients cannot follow what is overwritten.
-            self.room = None
-            self.filled = new if self.filled is None else torch.cat((self.filled, new), dim=2)
-            return self.filled
-        if self.filled is None and self.capacity is None:
-            self.filled = new
-            return new
-        length, total = self.length, self.length + new.shape[2]
-        if not self.has_room(total):
-            self.room, self.begin = self.with_room(new, total), 0
-        assert self.room is not None
-        self.room[:, :, self.begin + length : self.begin + total] = new
-        self.filled = self.room[:, :, self.begin : self.begin + total]
-        return self.filled
+            return self.hold(new if filled is None else torch.cat((filled, new), dim=2))
+        if filled is None and self.capacity is None:
+            return self.hold(new)
+        end = self.begin + self.length
+        if not self.has_room or self.held is None or end + new.shape[2] > self.held.shape[2]:
+            self.move_to_room(new, self.length + new.shape[2])
+            end = self.length
+        assert self.held is not None
+        self.held[:, :, end : end + new.shape[2]] = new
+        self.length += new.shape[2]
+        grown = self.filled
+        assert grown is not None
+        return grown
 
-    def has_room(self, total: int) -> bool:
-        """Whether the tokens are a view of a tensor that holds `total` of them."""
-        if self.room is None or self.filled is None or not self.filled.numel():
-            return False
-        start = self.room[:, :, self.begin :]
-        return self.filled.data_ptr() == start.data_ptr() and start.shape[2] >= total
+    def make_room(self, tokens: int) -> Tensor:
+        """The tensor that holds the tokens, with room for so many more after them; there must be some already."""
+        assert self.held is not None
+        if not self.has_room or self.begin + self.length + tokens > self.held.shape[2]:
+            self.move_to_room(self.held, self.length + tokens)
+        return self.held
 
-    def with_room(self, new: Tensor, total: int) -> Tensor:
-        """A tensor like `new` that begins with the tokens so far: a quarter more than needed, so copies are rare."""
-        batch, heads, _, width = new.shape
+    def hold(self, entries: Tensor) -> Tensor:
+        """Take a tensor as it is for all there is."""
+        self.held, self.begin, self.length, self.has_room = entries, 0, entries.shape[2], False
+        return entries
+
+    def move_to_room(self, like: Tensor, total: int) -> None:
+        """Copy the tokens to a tensor with a quarter more room than `total` tokens need, so that copies are rare."""
+        batch, heads, _, width = like.shape
         size = total + max(LEAST_ROOM, total // 4) if self.capacity is None else max(self.capacity, total)
-        room = new.new_empty(batch, heads, size, width)
-        if self.filled is not None and self.length:
-            room[:, :, : self.length] = self.filled
-        return room
+        room, filled = like.new_empty(batch, heads, size, width), self.filled
+        if filled is not None and self.length:
+            room[:, :, : self.length] = filled
+        self.held, self.begin, self.has_room = room, 0, True
 
-    def make_room(self) -> None:
+    def restore_room(self) -> None:
         """Make room for a fixed number of tokens, if there is one and the room was lost."""
-        if self.capacity is None or self.filled is None or self.filled.requires_grad or self.has_room(self.capacity):
+        if self.capacity is None or self.held is None or self.held.requires_grad:
             return
-        length = self.length
-        self.room, self.begin = self.with_room(self.filled, length), 0
-        self.filled = self.room[:, :, :length]
+        if not self.has_room or self.held.shape[2] - self.begin < self.capacity:
+            self.move_to_room(self.held, self.length)
 
     def take_filled(self, tokens: int) -> None:
         """Count tokens that were put into the room after the last one."""
-        assert self.room is not None
-        self.filled = self.room[:, :, self.begin : self.begin + self.length + tokens]
+        assert self.has_room
+        self.length += tokens
 
     def insert_first(self, tokens: int) -> None:
         """Put entries of 0 before the first token."""
-        if self.filled is not None:
-            batch, heads, _, width = self.filled.shape
-            empty = self.filled.new_zeros(batch, heads, tokens, width)
-            self.filled, self.room = torch.cat((empty, self.filled), dim=2), None
+        if (filled := self.filled) is not None:
+            batch, heads, _, width = filled.shape
+            self.hold(torch.cat((filled.new_zeros(batch, heads, tokens, width), filled), dim=2))
 
     def drop_last(self, tokens: int) -> None:
         """Forget the last tokens."""
-        if self.filled is not None:
-            self.filled = self.filled[:, :, : self.length - tokens]
+        self.length -= tokens if self.held is not None else 0
 
     def keep_last(self, tokens: int) -> None:
         """Forget all but the last tokens; what was kept for long texts is given back."""
-        if self.filled is None or self.length <= tokens:
+        if self.held is None or self.length <= tokens:
             return
-        dropped = self.length - tokens
-        self.filled = self.filled[:, :, dropped:]
+        self.begin, self.length = self.begin + self.length - tokens, tokens
         # A view would keep the whole text's memory alive; a room of about the window's size may stay.
-        mine = self.room is not None and self.room.shape[2] <= 2 * (tokens + LEAST_ROOM)
-        if mine:
-            self.begin += dropped
-        elif not self.filled.requires_grad:
-            self.filled, self.room = self.filled.clone(), None
+        if not (self.has_room and self.held.shape[2] <= 2 * (tokens + LEAST_ROOM)) and not self.held.requires_grad:
+            filled = self.filled
+            assert filled is not None
+            self.hold(filled.clone())
 
     def take(self, index: Tensor) -> None:
         """Rows `index` of the batch in place of the present ones."""
-        if self.filled is not None:
-            self.filled, self.room = self.filled.index_select(0, index.to(self.filled.device)), None
+        if (filled := self.filled) is not None:
+            self.hold(filled.index_select(0, index.to(filled.device)))
 
     def repeat(self, times: int) -> None:
         """Every row of the batch `times` times."""
-        if self.filled is not None:
-            self.filled, self.room = self.filled.repeat_interleave(times, dim=0), None
+        if (filled := self.filled) is not None:
+            self.hold(filled.repeat_interleave(times, dim=0))
 
     def move(self, device: torch.device | str) -> None:
         """To another device."""
-        if self.filled is not None and self.filled.device != torch.device(device):
-            self.filled, self.room = self.filled.to(device, non_blocking=True), None
+        if (filled := self.filled) is not None and filled.device != torch.device(device):
+            self.hold(filled.to(device, non_blocking=True))
 
     @property
     def bytes(self) -> int:
         """What it really takes, room included."""
-        held = self.filled if self.room is None else self.room
-        return 0 if held is None else held.numel() * held.element_size()
+        return 0 if self.held is None else self.held.numel() * self.held.element_size()

@@ -1,1 +1,1 @@
-"""varifocal bench attention: our kernels beside torch's and the peers', on the same inputs in one run."""
+"""varifocal bench attention: our kernels beside torch's and those of other packages, on the same inputs in one run."""

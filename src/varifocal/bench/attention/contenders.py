@@ -1,7 +1,8 @@
-"""What is compared: ours on each backend, torch's own attention, and peers from other packages.
+"""What is compared: our attention on each backend, torch's own, and peers from other packages.
 
-A contender is a law and a way to run it. The law is an equation for `attend`; the way must agree with the reference on
-it before it is timed. Peers with a method of their own have no law here and are marked as unchecked.
+A contender is a law and a way to run it. The law is an equation for `attend`; before the contender is timed, it must
+agree with the reference on that equation. Peers that compute something else have no law here and are marked as
+unchecked.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class Contender:
     name: str
     run: Run
     law: Callable[[Inputs], Law] | None
-    """What it must compute; None for a method of its own."""
+    """What it must compute; None if it computes something that we have no equation for."""
     backward: bool = True
     """Whether it can be differentiated on this device."""
     decodes: bool = True
     """Whether it can serve a few queries against a cache."""
     longest: int = 1 << 30
-    """The longest text it is asked for: some allocate n x n."""
+    """The longest text that it is timed on: some contenders allocate n x n numbers."""
 
 
 def causal(inputs: Inputs) -> Law:
@@ -48,15 +49,15 @@ def causal(inputs: Inputs) -> Law:
 
 
 def window(inputs: Inputs, more: int = 0) -> Law:
-    """The last keys, as windows of other packages read them; `more` for those that read some keys more."""
+    """The last keys, as windows of other packages read them; `more` for packages that read a few more keys."""
     return Law(Equation((Window(inputs.workload.window + more),)), None)
 
 
 BASELINE = "torch sdpa causal"
 BESIDE_THE_REFERENCE = ("dense", "context_adaptive exact")
-"""The reference runs what has no kernel, and these for comparison."""
+"""The reference runs the mechanisms that have no kernel, and these for comparison."""
 QUADRATIC_LIMIT = 4096
-"""Contenders that write out all pairs are not asked for longer texts."""
+"""Contenders that write out all pairs are not timed on longer texts."""
 
 
 def contenders(workload: Workload) -> dict[str, Contender]:
@@ -84,7 +85,7 @@ def contenders(workload: Workload) -> dict[str, Contender]:
 
 
 def law_of(inputs: Inputs, *, mechanism: str, options: dict[str, Any]) -> Law:
-    """What a mechanism of ours says of the inputs."""
+    """The law that a mechanism of ours gives for the inputs."""
     return inputs.law(mechanism, options)
 
 
@@ -95,7 +96,7 @@ def is_served(law: Callable[[Inputs], Law], workload: Workload, backend: str) ->
 
 
 def run_law(inputs: Inputs, *, law: Callable[[Inputs], Law], backend: str) -> Tensor:
-    """Ours on a backend, as a layer of a model calls it."""
+    """Our attention on a backend, called as a layer of a model calls it."""
     equation, shortcuts = law(inputs)
     q, k, v = inputs.q, inputs.k, inputs.v
     layout = lay_out(q, k, v)
@@ -103,7 +104,7 @@ def run_law(inputs: Inputs, *, law: Callable[[Inputs], Law], backend: str) -> Te
 
 
 def run_sdpa_causal(inputs: Inputs) -> Tensor:
-    """torch's fused attention; a few queries at the end of a cache see all of it but what comes after them."""
+    """torch's fused attention; a few queries at the end of a cache see all of it except what comes after them."""
     whole = inputs.workload.queries is None
     mask = None if whole or inputs.workload.queries == 1 else causal_mask(inputs.workload)
     return F.scaled_dot_product_attention(
@@ -146,7 +147,7 @@ def run_flex_window(inputs: Inputs) -> Tensor:
     work = inputs.workload
     mask = flex_window_mask(work.length, work.window, str(work.device))
     q, k, v = inputs.q, inputs.k, inputs.v
-    if work.device.type == "cpu":  # it refuses tensors that ask for gradients there
+    if work.device.type == "cpu":  # there it refuses tensors that require gradients
         q, k, v = q.detach(), k.detach(), v.detach()
     output: Tensor = compiled_flex()(q, k, v, block_mask=mask, enable_gqa=True)
     return output

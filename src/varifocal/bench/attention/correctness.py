@@ -11,19 +11,19 @@ from varifocal.bench.attention.contenders import Contender, run_law
 from varifocal.bench.attention.workload import Inputs, Workload, make_inputs
 
 CHECK_LENGTH = 640
-"""Longer than the widest window of the defaults and no multiple of a block of 96 or 256."""
+"""Longer than the widest window of the defaults, and not a multiple of a block of 96 or 256."""
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""The largest error relative to the largest entry: some hundred roundings of the type."""
+"""The largest error allowed, relative to the largest entry: a few hundred roundings of the type."""
 
 
 def fault(contender: Contender, workload: Workload) -> str | None:
-    """None if the contender computes its law, else a sentence; None as well if it has no law here."""
+    """None if the contender computes its law or has none; otherwise a sentence that says what is wrong."""
     if contender.law is None:
         return None
     work = replace(workload, length=min(CHECK_LENGTH, workload.length), batch=1)
     inputs = make_inputs(work, exact=True)
     contender.law(inputs)
-    # The law sees the very numbers that the contender sees, after their rounding to the contender's type.
+    # The law must see the numbers that the contender sees, already rounded to the contender's type.
     law = inputs.widened()
     expected = run_law(law, law=contender.law, backend="reference")
     try:
@@ -43,7 +43,7 @@ def fault(contender: Contender, workload: Workload) -> str | None:
 
 
 def gradients(inputs: Inputs, output: Tensor, law: Inputs, expected: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """The gradients of both outputs with the same cotangent, by the name of the tensor that they reach."""
+    """The gradients of both outputs for the same cotangent, by the name of the tensor that they reach."""
     pairs = {}
     wanted = torch.autograd.grad(expected, list(law.leaves().values()), law.cotangent, allow_unused=True)
     found = torch.autograd.grad(output, list(inputs.leaves().values()), inputs.cotangent, allow_unused=True)

@@ -1,4 +1,4 @@
-"""The process in which one contender's memory is measured: a task as JSON in, its peak as JSON out."""
+"""The process in which one contender's memory is measured: it reads a task as JSON and writes the peak as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from varifocal.device import find_device, find_dtype
 
 
 def main() -> None:
-    """Warm up on a short text, so that libraries and thread pools stand, then measure one run."""
+    """Warm up on a short text, so that libraries are loaded and thread pools are running, then measure one run."""
     task = json.load(sys.stdin)
     torch.set_num_threads(task["threads"])
     sizes = task["workload"]

@@ -1,4 +1,4 @@
-"""Trainable sparse attention of other packages, as far as they are installed. Installing them: --no-deps."""
+"""Trainable sparse attention of other packages, where they are installed. Install them with --no-deps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def peers() -> list[Contender]:
         "x_transformers": Contender(
             "peer x-transformers top-32",
             run_x_transformers,
-            None,  # of keys with the k-th score it reads all, so it is not top-k where scores are equal
+            None,  # it reads all keys that have the k-th score, so it is not top-k where scores are equal
             decodes=False,
             longest=QUADRATIC_LIMIT // 2,
         ),
@@ -41,7 +41,7 @@ def peers() -> list[Contender]:
 
 
 def repeated(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Keys and values for every query head: the peers know no shared heads."""
+    """Keys and values repeated for every query head: the peers cannot share key heads."""
     groups = inputs.workload.heads // inputs.workload.kv_heads
     return inputs.k.repeat_interleave(groups, dim=1), inputs.v.repeat_interleave(groups, dim=1)
 
@@ -97,7 +97,7 @@ def native_sparse(heads: int, head_width: int, window: int, device: torch.device
 
 
 def run_native_sparse(inputs: Inputs) -> Tensor:
-    """With its own projections, which cannot be taken off."""
+    """Its own projections are included: they cannot be separated from its attention."""
     work = inputs.workload
     x = inputs.q.transpose(1, 2).flatten(2)
     output: Tensor = native_sparse(work.heads, work.head_width, work.window, work.device, work.dtype)(x)

@@ -1,4 +1,4 @@
-"""Run the benchmark: check each contender, let all take turns, measure memory in processes of their own."""
+"""Runs the benchmark: checks each contender, lets all take turns, and measures memory in separate processes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Plan:
     names: tuple[str, ...] | None = None
     """Contenders beside the baseline; None for all."""
     rounds: int = 5
-    """Rounds in which all take turns; fewer where one round takes longer than a minute."""
+    """Rounds in which all take turns; there are fewer if together they would take more than a minute."""
     memory_lengths: tuple[int, ...] | None = None
-    """Where peak memory is measured too, one process for each contender; None for every length. Never for decoding: one
-    token takes less than a process's memory fluctuates."""
+    """Lengths at which peak memory is measured too, in one process for each contender; None for every length. It is
+    never measured for decoding: one token takes less than the memory of a process fluctuates."""
     seconds: float = 20.0
-    """A contender (not the baseline) that would take longer for a single run at a length is not asked for it."""
+    """A contender (other than the baseline) skips lengths at which a single run would take longer than this."""
 
     @classmethod
     def quick(cls, passes: tuple[Pass, ...], names: tuple[str, ...] | None) -> Plan:
-        """Short texts, within a minute."""
+        """Short texts and few rounds."""
         return cls(lengths=(512, 1024, 2048), passes=passes, names=names, rounds=2, memory_lengths=(), seconds=3.0)
 
     def probes(self, kind: Pass, length: int) -> bool:
@@ -48,7 +48,7 @@ class Plan:
         return kind != "decode" and (self.memory_lengths is None or length in self.memory_lengths)
 
     def steps(self, contenders: int) -> int:
-        """How many steps a progress bar counts at most."""
+        """The most steps that a progress bar has to count."""
         kinds = [(kind, length) for kind in self.passes for length in self.lengths]
         return contenders * (1 + sum(1 + self.probes(kind, length) for kind, length in kinds))
 
@@ -92,13 +92,13 @@ def bench_attention(plan: Plan, workload: Workload, *, on_step: Callable[[Step],
 
 
 def sizes_of(workload: Workload) -> WorkloadSizes:
-    """The sizes of the calls, as the result holds them: without the length, which each row has."""
+    """The sizes of the calls as the result file holds them: without the length, which each row has."""
     sizes = {name: value for name, value in asdict(workload).items() if name not in ("length", "queries")}
     return WorkloadSizes.from_json(sizes | {"dtype": str(workload.dtype), "device": str(workload.device)})
 
 
 def find_passes(text: str) -> tuple[Pass, ...]:
-    """Names of passes, separated by commas."""
+    """The passes in a text such as forward,decode; ValueError for an unknown one."""
     found = tuple(known for known in PASSES if known in text.split(","))
     if len(found) != len(text.split(",")):
         raise ValueError(f"--pass takes {', '.join(PASSES)}, separated by commas; got {text!r}")
@@ -132,14 +132,14 @@ def choose(found: dict[str, Contender], names: Sequence[str] | None) -> dict[str
 
 
 def takes_part(entrant: Contender, kind: Pass, length: int) -> bool:
-    """Whether a contender can be asked for this pass and length."""
+    """Whether a contender can run this pass at this length."""
     if length > entrant.longest:
         return False
     return {"forward": True, "training": entrant.backward, "decode": entrant.decodes}[kind]
 
 
 def predicted_seconds(row: AttentionRow | None, length: int) -> float:
-    """How long a run may take, if time grows with the square of the length since it was last measured."""
+    """How long a run may take, if time grows with the square of the length from the last one that was measured."""
     return 0.0 if row is None else row.seconds * (length / row.length) ** 2
 
 
@@ -148,9 +148,10 @@ def measure_length(
 ) -> list[AttentionRow]:
     """Time and memory of all contenders at one length."""
     inputs, device = make_inputs(work), find_device(work.device)
-    # A first run of each, to warm up and to know how long one takes.
+    # The first run of each warms it up and tells how long a run takes.
     single = {name: device.seconds(one_run(entrant, kind, inputs)) for name, entrant in asked.items()}
-    # Short runs are repeated within a turn, so that a turn is long against the clock and against a disturbance.
+    # Short runs are repeated within a turn, so that a turn is long compared with the clock's resolution and with a
+    # short disturbance.
     repeats = {name: max(1, min(1000, round(0.02 / seconds))) for name, seconds in single.items()}
     runs = {name: many_runs(one_run(entrant, kind, inputs), repeats[name]) for name, entrant in asked.items()}
     rounds = max(1, min(plan.rounds, int(60 / max(sum(single.values()), 1e-9))))
@@ -180,12 +181,12 @@ def measure_length(
 
 
 def speedup(baseline: Times, baseline_repeats: int, times: Times, repeats: int) -> float:
-    """The baseline's time over the contender's, within each round; the median of the rounds."""
+    """The median over rounds of the baseline's time divided by the contender's."""
     return baseline.speedup_of(times) / baseline_repeats * repeats
 
 
 def many_runs(run: Callable[[], object], repeats: int) -> Callable[[], None]:
-    """The run, so many times."""
+    """The run, repeated that many times."""
 
     def repeated() -> None:
         for _ in range(repeats):
@@ -209,7 +210,7 @@ def one_run(entrant: Contender, kind: Pass, inputs: Inputs) -> Callable[[], obje
 
 
 def peak_bytes(name: str, kind: Pass, work: Workload) -> int:
-    """Peak additional memory of one run, in a process of its own."""
+    """Peak additional memory of one run, measured in its own process."""
     task: dict[str, object] = {
         "name": name,
         "pass": kind,
@@ -221,7 +222,7 @@ def peak_bytes(name: str, kind: Pass, work: Workload) -> int:
 
 
 def matmul_gflops(workload: Workload) -> float:
-    """What torch's own matrix product makes here in the same type: the limit for anything built of products."""
+    """The speed of torch's own matrix product in the same type: the limit for anything built from products."""
     size = 2048
     matrix = torch.randn(size, size, device=workload.device, dtype=workload.dtype)
     times = take_turns({"matmul": lambda: matrix @ matrix}, rounds=5, device=find_device(workload.device))

@@ -1,4 +1,4 @@
-"""The inputs of a measurement: sizes, queries, keys and values, and the equations of our mechanisms for them."""
+"""The inputs of a measurement: sizes, queries, keys and values, and our mechanisms' equations for them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from varifocal.equations.equation import Equation
 from varifocal.equations.problem import Shortcuts
 
 SIZES = ("window", "window_max", "edge", "k_scale", "block", "hidden", "rank", "segment")
-"""The parts of a workload that mechanisms may have as options."""
+"""The sizes of a workload that mechanisms may have as options."""
 NOISE = 0.06
-"""Deviation of the logits of gates and widths: they differ from token to token, and stay near their start."""
+"""Standard deviation of the logits of gates and widths: they differ between tokens but stay near their start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class Workload:
     length: int
     """n, the number of keys."""
     queries: int | None = None
-    """The last that many positions ask; None for all."""
+    """How many of the last positions are queries; None for all."""
     batch: int = 1
     heads: int = 12
     kv_heads: int = 6
     head_width: int = 128
     model_width: int = 512
-    """Of the layer's input, from which gates are made; attention itself does not depend on it."""
+    """C, the width of the layer's input, from which gates are made; attention itself does not depend on it."""
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     window: int = 256
@@ -47,9 +47,9 @@ class Workload:
     k_scale: float = 1.0
     block: int = 64
     hidden: int = 16
-    """Units of a pair network."""
+    """Hidden units of a pair network."""
     rank: int = 32
-    """Of an indexer."""
+    """The rank of an indexer."""
     segment: int = 64
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Workload:
         return self.length if self.queries is None else self.queries
 
     def options(self, mechanism: str) -> dict[str, Any]:
-        """The sizes above as options of a mechanism, as far as it has options of these names and kinds."""
+        """The sizes above as options of a mechanism, for those options that it has with the same name and type."""
         kind = mechanism_type(mechanism)
         given = {name: getattr(self, name) for name in SIZES} | {"window_min": self.window}
         defaults = vars(kind.config_type())
@@ -79,20 +79,20 @@ class Law(NamedTuple):
 
 @dataclass(eq=False)
 class Inputs:
-    """The tensors of a workload. What a mechanism makes of them is made when it is first asked for."""
+    """The tensors of a workload. The law of a mechanism is made when it is first asked for."""
 
     workload: Workload
     x: Tensor
     """[B, n, C]: the layer's input at every key."""
     asked: Tensor
-    """[B, H, n, D]: the query of every key."""
+    """[B, H, n, D]: the query at the position of every key."""
     k: Tensor
     v: Tensor
     cotangent: Tensor
     """[B, H, T, D]: the gradient of the output."""
     exact: bool
     source: Inputs | None = None
-    """For a copy in float64: what it is a copy of."""
+    """The inputs that this is a float64 copy of, if it is one."""
     laws: dict[str, Law] = field(default_factory=dict)
     made: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that laws carry and a backward pass may reach, by name."""
@@ -132,7 +132,7 @@ class Inputs:
 
     @torch.no_grad()
     def fresh_law(self, mechanism: str, options: Mapping[str, Any]) -> Law:
-        """What a mechanism with slightly random parameters says of this call."""
+        """The law that a mechanism with slightly random parameters gives for this call."""
         work = self.workload
         shape = HeadShape(
             model_width=work.model_width, heads=work.heads, kv_heads=work.kv_heads, head_width=work.head_width
@@ -156,7 +156,7 @@ class Inputs:
         return Law(mapped(equation, rounded, only=Indexer) if self.exact else equation, remembered.shortcuts)
 
     def widened(self) -> Inputs:
-        """The very same numbers in float64: what the reference is given."""
+        """The same numbers in float64, for the reference."""
         x, asked, k, v, cotangent = (
             one.detach().double() for one in (self.x, self.asked, self.k, self.v, self.cotangent)
         )
@@ -164,7 +164,7 @@ class Inputs:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor], *, only: type[Any] | None = None) -> Any:
-    """A frozen value with every floating tensor inside it changed; with `only`, those inside that type."""
+    """A frozen value with every floating-point tensor inside it changed; with `only`, just those inside that type."""
     if isinstance(value, Tensor):
         return change(value) if only is None and value.is_floating_point() else value
     if isinstance(value, tuple):
@@ -177,7 +177,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor], *, only: type[Any] | 
 
 
 def rounded(tensor: Tensor) -> Tensor:
-    """Multiples of 1/8 between -2 and 2, whose dot products have no rounding error."""
+    """The nearest multiples of 1/8 between -2 and 2, whose dot products have no rounding error."""
     return ((tensor * 8).round() / 8).clamp(-2, 2)
 
 

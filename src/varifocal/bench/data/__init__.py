@@ -1,1 +1,1 @@
-"""How fast batches come out of a data set when nothing else is done."""
+"""How fast batches can be read from a data set when nothing else is done."""

@@ -20,7 +20,7 @@ from varifocal.results.data_bench import DataBench, ReadData, ReadingRow
 
 BASELINE = "numpy memmap slice"
 AIM = 20e6
-"""Tokens a second on a core."""
+"""The tokens a second that one core should reach."""
 BATCH_TOKENS = 1 << 16
 
 
@@ -31,11 +31,11 @@ class ReadingPlan:
     lengths: tuple[int, ...] = (512, 2048, 8192)
     rounds: int = 5
     steps: int = 32
-    """Batches that a run reads."""
+    """Batches that are read in one turn."""
 
 
 def bench_data(data: PreparedData, plan: ReadingPlan) -> DataBench:
-    """The result: a row for each way of reading and length of a row."""
+    """The result: a row for each way of reading and each row length."""
     split = data.split("train")
     rows = [row for length in plan.lengths for row in bench_length(split, length, plan)]
     return DataBench(
@@ -55,7 +55,7 @@ def bench_data(data: PreparedData, plan: ReadingPlan) -> DataBench:
 
 
 def bench_random_data(plan: ReadingPlan, *, tokens: int) -> DataBench:
-    """The same on random tokens, in a folder that is gone afterwards."""
+    """The same on random tokens, in a folder that is removed afterwards."""
     with TemporaryDirectory() as folder:
         return bench_data(write_synthetic(Path(folder) / "data", tokens=tokens), plan)
 
@@ -90,7 +90,7 @@ def bench_length(split: TokenSplit, length: int, plan: ReadingPlan) -> list[Read
 
 
 def reading(read: Callable[[Any], object], batches: Iterable[Any]) -> Callable[[], None]:
-    """A run over all batches; each is dropped before the next is made, as in training."""
+    """A run over all batches; each is dropped before the next is read, as in training."""
 
     def run() -> None:
         for batch in batches:
@@ -100,7 +100,7 @@ def reading(read: Callable[[Any], object], batches: Iterable[Any]) -> Callable[[
 
 
 def plain_reader(split: TokenSplit, length: int) -> Callable[[NDArray[numpy.int64]], NDArray[numpy.int64]]:
-    """Slices of a memmap, widened to int64 [N, L], and nothing else: no documents, no positions, no verification."""
+    """Reads slices of a memmap, widened to int64 [N, L], and does nothing else: no documents, positions or checks."""
     maps = [numpy.memmap(shard.file.path, dtype=shard.tokens.dtype, mode="r") for shard in split.shards]
 
     def read(numbers: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
@@ -124,14 +124,12 @@ def require_agreement(
     plain: Callable[[NDArray[numpy.int64]], NDArray[numpy.int64]],
     numbers: NDArray[numpy.int64],
 ) -> None:
-    """ValueError unless all read the same tokens, and documents end where the tokens say so."""
+    """ValueError unless all ways read the same tokens, and documents end at their end tokens."""
     rows, wanted = packed.batch(numbers), plain(numbers)
     if not (numpy.array_equal(rows.input_ids, wanted) and numpy.array_equal(joined.batch(numbers).input_ids, wanted)):
         raise ValueError(
-            "the rows are not the tokens of the files; this is a fault of the library, and nothing is timed"
+            "the rows differ from the tokens in the files, so nothing is timed; this is a bug in varifocal"
         )
     changes = numpy.diff(rows.documents, axis=1) != 0
     if not numpy.array_equal(changes, wanted[:, :-1] == packed.split.end):
-        raise ValueError(
-            "documents do not end where their tokens end; this is a fault of the library, and nothing is timed"
-        )
+        raise ValueError("documents do not end at their end tokens, so nothing is timed; this is a bug in varifocal")

@@ -1,4 +1,4 @@
-"""A data set to measure on when none is given: random tokens in documents about as long as those of the web."""
+"""A data set to measure on when none is given: random tokens in documents about as long as web pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from varifocal.data.tokenizers import find_tokenizer
 
 
 def write_synthetic(folder: Path, *, tokens: int, validation: int = 0, seed: int = 0) -> PreparedData:
-    """`tokens` tokens of two bytes to train on, and some to validate on."""
+    """A data set of `tokens` tokens of two bytes to train on, and `validation` tokens to validate on."""
     generator = numpy.random.default_rng(seed)
     wanted = {"train": tokens} | ({"validation": validation} if validation else {})
     write_arrays(
@@ -26,7 +26,7 @@ def write_synthetic(folder: Path, *, tokens: int, validation: int = 0, seed: int
 
 
 def random_documents(generator: numpy.random.Generator, tokens: int) -> SplitArrays:
-    """Lengths of documents are log-normal: half below 400 tokens, one in 30 above 4000."""
+    """Documents with log-normal lengths: half are below 400 tokens, one in 30 is above 4000."""
     lengths = numpy.exp(generator.normal(6.0, 1.25, size=max(16, tokens // 300))).astype(numpy.int64) + 2
     ends = numpy.cumsum(lengths)
     ends = numpy.append(ends[ends < tokens], tokens)

@@ -1,1 +1,1 @@
-"""The language model against Hugging Face's on the same weights."""
+"""The language model beside Hugging Face's on the same weights."""

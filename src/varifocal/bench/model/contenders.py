@@ -16,7 +16,7 @@ from varifocal.plan.hardware import Precision
 
 BASELINE = "qwen3 sdpa"
 LEAN_BASELINE = "qwen3 sdpa, our loss"
-"""Hugging Face's layers under our loss: what is left is the attention."""
+"""Hugging Face's layers with our loss, so that only the attention differs."""
 
 
 def contender_names() -> tuple[str, ...]:
@@ -26,12 +26,12 @@ def contender_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """A model and how its loss is asked for."""
+    """A model and how its loss is computed."""
 
     name: str
     model: Any
     precision: Precision = "float32"
-    """bfloat16: weights stay float32, products run narrow, as in training."""
+    """With bfloat16, weights stay float32 and products run in bfloat16, as in training."""
 
     def loss(self, ids: Tensor) -> Tensor:
         """The mean loss of the tokens [B, T], with a graph for the backward pass."""
@@ -39,11 +39,11 @@ class Contender:
             return self.plain_loss(ids)
 
     def precisely(self, device: torch.device) -> torch.autocast:
-        """A block in which products run in the precision that was asked for."""
+        """A context in which products run in the contender's precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
 
     def plain_loss(self, ids: Tensor) -> Tensor:
-        """The loss in the precision that is set around it."""
+        """The loss in the precision of the surrounding context."""
         if self.name != LEAN_BASELINE:
             loss: Tensor = self.model(input_ids=ids, labels=ids, use_cache=False).loss
             return loss
@@ -90,7 +90,7 @@ def build(
 
 
 def share_weights(contenders: list[Contender]) -> list[nn.Parameter]:
-    """Give all the first one's weights, the very same tensors; all parameters there are, each once."""
+    """Give all contenders the very tensors of the first one's weights; returns every parameter there is, once."""
     first = dict(contenders[0].model.named_parameters())
     for contender in contenders[1:]:
         for name, module in contender.model.named_modules():

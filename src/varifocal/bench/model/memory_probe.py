@@ -1,4 +1,4 @@
-"""The process in which one model's memory is measured: a task as JSON in, its peak as JSON out."""
+"""The process in which one model's memory is measured: it reads a task as JSON and writes the peak as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from varifocal.device import find_device
 
 
 def main() -> None:
-    """Everything that training takes above the libraries themselves: weights, gradients, optimizer, activations."""
+    """Measure all that training takes beyond the libraries: weights, gradients, optimizer, activations."""
     task = json.load(sys.stdin)
     torch.set_num_threads(task["threads"])
     device = find_device(task["device"])
@@ -27,7 +27,7 @@ def main() -> None:
             precision=task["precision"],
         )
         optimizer = torch.optim.AdamW(contender.model.parameters(), lr=1e-5, fused=True)
-        # The first step allocates gradients and the optimizer's state; a short text does for it.
+        # The first step allocates gradients and the optimizer's state; a short text is enough for that.
         for length in (64, task["length"]):
             ids = torch.randint(0, task["vocabulary"], (task["batch"], length), device=device.place)
             contender.loss(ids).backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Run the benchmark: training steps and decoding take turns, memory is measured in processes of their own."""
+"""Runs the benchmark: contenders take turns at training and decoding, and memory is measured in separate processes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from varifocal.plan.hardware import Precision, find_precision
 from varifocal.results.model_bench import ModelBench, ModelRow
 
 LARGEST_LOGITS = 3 * 2**30
-"""Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not asked for."""
+"""Bytes of logits beyond which Hugging Face's own loss, which holds several copies of them, is not run."""
 LONG_ROUND = 200.0
-"""Seconds of a round of which there is only one."""
+"""If a round takes more seconds than this, there is only one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ class Plan:
     lengths: tuple[int, ...] = (2048, 8192)
     batch: int = 1
     names: tuple[str, ...] | None = None
-    """Contenders beside the baselines; None for all that kernels run."""
+    """Contenders beside the baselines; None for all that have a kernel."""
     layers: int | None = None
     """Fewer layers than the preset's, to try things out."""
     rounds: int = 3
-    """Rounds in which all take turns after a first one to warm up. Where a round takes longer than 200 seconds, the
+    """Rounds in which all take turns, after a first round to warm up. If a round takes longer than 200 seconds, the
     first one is the only one."""
     memory: bool = True
     decode: int = 16
@@ -54,7 +54,7 @@ class Plan:
     precision: Precision = "float32"
 
     def contenders(self, vocabulary: int, length: int) -> list[str]:
-        """Those that take part at a length. The first one is what the others are measured against."""
+        """The contenders at a length. The others are measured against the first one."""
         baselines = (BASELINE, LEAN_BASELINE)
         if self.names is None:
             kind = find_device(self.device).place.type
@@ -68,7 +68,7 @@ class Plan:
 
 
 def with_memory(bench: ModelBench, plan: Plan, *, on_step: Callable[[str], None] | None = None) -> ModelBench:
-    """The result with the peak memory of every training row, each measured in a process of its own if it has none."""
+    """The result with the peak memory of every training row; where it is missing, it is measured in its own process."""
     base: dict[int, int] = {}
     rows = []
     for row in bench.rows:
@@ -88,7 +88,7 @@ def with_memory(bench: ModelBench, plan: Plan, *, on_step: Callable[[str], None]
 def measure_memory_of(
     file: Path, *, layers: int | None = None, device: str = "cpu", on_step: Callable[[str], None] | None = None
 ) -> ModelBench:
-    """Add the peak memory to a result file whose training rows have none."""
+    """Add the peak memory to the training rows of a result file that have none."""
     bench = ModelBench.read(file)
     plan = Plan(
         preset=bench.preset,
@@ -126,8 +126,9 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
         names = plan.contenders(vocabulary_of(plan), length)
         if BASELINE not in names:
             notes.append(
-                f"at {length} tokens {BASELINE} is not asked for: its loss holds several copies of "
-                f"{4 * plan.batch * length * vocabulary_of(plan) / 2**30:.1f} GB of logits; {LEAN_BASELINE} stands in"
+                f"at {length} tokens {BASELINE} is not run: its loss holds several copies of "
+                f"{4 * plan.batch * length * vocabulary_of(plan) / 2**30:.1f} GB of logits; {LEAN_BASELINE} takes its "
+                "place"
             )
         contenders = [
             build(
@@ -164,7 +165,7 @@ def bench_model(plan: Plan, *, on_step: Callable[[Step], None] | None = None) ->
 
 
 def vocabulary_of(plan: Plan) -> int:
-    """V of the preset."""
+    """The preset's vocabulary size V."""
     from varifocal.model import PRESETS
 
     if plan.preset not in PRESETS:
@@ -183,7 +184,7 @@ def tokens(plan: Plan, length: int) -> Tensor:
 def check_losses(contenders: list[Contender]) -> None:
     """RuntimeError unless dense attention gives Hugging Face's loss and gradients, and every loss is finite."""
     ids = torch.arange(96, device=contenders[0].model.device).view(1, -1)
-    # Between attentions of other orders of summation, narrow products differ by their rounding.
+    # Two attentions that sum in different orders differ by the rounding of narrow products.
     allowed = 1e-4 if contenders[0].precision == "float32" else 1e-2
     answers: dict[str, tuple[float, float]] = {}
     for contender in contenders:
@@ -205,8 +206,8 @@ def check_losses(contenders: list[Contender]) -> None:
 def time_training(
     contenders: list[Contender], shared: list[torch.nn.Parameter], plan: Plan, length: int
 ) -> list[ModelRow]:
-    """A forward, a backward pass and a step of AdamW."""
-    # One optimizer for all: it passes over parameters that have no gradient, and its state exists once.
+    """Time the forward pass, the backward pass and a step of AdamW."""
+    # One optimizer serves all: it skips parameters that have no gradient, and its state exists only once.
     optimizer = torch.optim.AdamW(shared, lr=1e-5, fused=True)
     ids = tokens(plan, length)
 
@@ -222,7 +223,7 @@ def time_training(
 
 
 def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[ModelRow]:
-    """Greedy tokens, one at a time, after a cached text."""
+    """Time greedy decoding, one token at a time, after a cached text."""
     ids = tokens(plan, length)
     runs: dict[str, Callable[[], None]] = {}
     # Both baselines are one model; only their losses differ.
@@ -239,7 +240,7 @@ def time_decoding(contenders: list[Contender], plan: Plan, length: int) -> list[
 
 
 def decoding(contender: Contender, cache: Any, token: Tensor, count: int) -> Callable[[], None]:
-    """Decode `count` tokens; the cache goes on growing, by as much for each contender."""
+    """Decode `count` tokens; the cache keeps growing, by the same amount for each contender."""
 
     @torch.no_grad()
     def run() -> None:
@@ -284,7 +285,7 @@ def take_turns_and_report(runs: dict[str, Callable[[], None]], plan: Plan, lengt
 
 
 def peak_bytes(name: str, plan: Plan, length: int) -> int:
-    """Peak memory of training steps in a process of its own: weights, gradients, optimizer and all."""
+    """Peak memory of training in its own process: weights, gradients, optimizer and activations."""
     task: dict[str, object] = {
         "name": name,
         "preset": plan.preset,

@@ -1,4 +1,4 @@
-"""This machine's rates for the cost model, each measured by itself: products, memory, attention, operators."""
+"""This machine's rates for the cost model, each measured on its own: products, memory, attention, operators."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from varifocal.results.hardware import Hardware
 from varifocal.results.plan_check import PlanCheck
 
 LENGTH = 1024
-"""Tokens of the attentions that are measured."""
+"""Tokens of the text on which attention is measured."""
 WIDE, NARROW = HeadShape(), HeadShape(model_width=256, heads=8, kv_heads=4, head_width=32)
-"""The heads of qwen-134m and of small: products weigh more in the first, exponentials in the second."""
+"""The heads of the presets qwen-134m and small: products dominate in the first, exponentials in the second."""
 
 
 def is_here(name: str) -> bool:
-    """Whether a name of hardware means this machine."""
+    """Whether a hardware name means this machine."""
     return name.lower() in ("this-machine", "cpu")
 
 
 def find_hardware(name: str, calibration: Path | None = None) -> Hardware:
-    """A GPU of the table; or this machine, measured now or as a file of `varifocal bench plan` has it."""
+    """A GPU of the table; or this machine, measured now or as a result of `varifocal bench plan` holds it."""
     if is_here(name):
         return calibrate() if calibration is None else PlanCheck.read(calibration).machine
     if calibration is not None:
@@ -40,7 +40,7 @@ def find_hardware(name: str, calibration: Path | None = None) -> Hardware:
 
 
 def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
-    """The rates of this machine with torch's present number of threads; takes some seconds."""
+    """The rates of this machine with torch's current number of threads; takes a few seconds."""
     dense = {shape: attention_seconds("dense", shape, clock, rounds) for shape in (WIDE, NARROW)}
     counted = {shape: counted_work("dense", shape) for shape in (WIDE, NARROW)}
     exponentials = exponential_rate(
@@ -69,12 +69,12 @@ def calibrate(*, clock: Device = CPU, rounds: int = 7) -> Hardware:
 
 
 def least_seconds(run: Callable[[], object], clock: Device, rounds: int) -> float:
-    """The shortest of some runs after a first one: what disturbs a run makes it longer."""
+    """The shortest of several runs after a first one: disturbances only make a run longer."""
     return min(take_turns({"run": run}, rounds=rounds, device=clock)["run"].seconds)
 
 
 def product_rate(clock: Device, rounds: int) -> float:
-    """Operations a second of a layer's product: 1024 tokens through the widest weights of qwen-134m, there and back."""
+    """Operations a second of a layer's products: 1024 tokens through the widest weights of qwen-134m, up and down."""
     x, up, down = torch.randn(LENGTH, 512), torch.randn(1536, 512), torch.randn(512, 1536)
 
     def run() -> None:
@@ -84,13 +84,13 @@ def product_rate(clock: Device, rounds: int) -> float:
 
 
 def bandwidth(clock: Device, rounds: int) -> float:
-    """Bytes a second of an operator that reads 12 MB and writes as many to fresh memory, as those of a layer do."""
+    """Bytes a second of an operator that reads 12 MB and writes 12 MB to fresh memory, as a layer's operators do."""
     x = torch.randn(2048, 1536)
     return 8.0 * x.numel() / least_seconds(lambda: x * 2.0, clock, 4 * rounds)
 
 
 def call_seconds(clock: Device, rounds: int) -> float:
-    """What an operator takes with next to nothing to do: a step of the tiny model on 8 tokens."""
+    """The seconds of an operator that has almost nothing to do, from a step of the tiny model on 8 tokens."""
     config = preset("tiny", vocab_size=64)
     model = VarifocalForCausalLM(config).train()
     ids = torch.arange(8)[None]
@@ -103,7 +103,7 @@ def call_seconds(clock: Device, rounds: int) -> float:
 
 
 def layer_of(name: str, shape: HeadShape) -> Mechanism[Any]:
-    """A mechanism with the options that it has in the preset to which the heads belong."""
+    """A mechanism with the options that it has in the preset whose heads these are."""
     stem, given = every_variant()[name]
     sizes = "qwen-134m" if shape == WIDE else "small"
     stem, options = preset(sizes, mechanism=stem, mechanism_options=given).layer_mechanism(0)
@@ -111,12 +111,12 @@ def layer_of(name: str, shape: HeadShape) -> Mechanism[Any]:
 
 
 def counted_work(name: str, shape: HeadShape) -> AttentionWork:
-    """What the cost model counts for a token of the attention that is measured."""
+    """What the cost model counts per token for the attention that is measured."""
     return attention_work(layer_of(name, shape), MicroBatch(rows=1, length=LENGTH, precision="float32"))
 
 
 def attention_seconds(name: str, shape: HeadShape, clock: Device, rounds: int) -> float:
-    """A mechanism's forward and backward pass."""
+    """The seconds of a mechanism's forward and backward pass."""
     mechanism = layer_of(name, shape).train()
     generator = torch.Generator().manual_seed(0)
 
@@ -136,20 +136,20 @@ def attention_seconds(name: str, shape: HeadShape, clock: Device, rounds: int) -
 
 
 def exponential_rate(*measured: tuple[tuple[float, float], float]) -> float:
-    """Exponentials a second, from the operations, exponentials (of a token) and seconds of two attentions.
+    """Exponentials a second, from the operations and exponentials per token and the seconds of two attentions.
 
-    Two equations, seconds = operations / rate + exponentials / their rate.
+    They give two equations, seconds = operations / rate + exponentials / their rate, with two unknown rates.
     """
     (first, one), (second, two) = measured
     (operations, functions), (fewer, others) = first, second
     determinant = operations * others - fewer * functions
     share = (operations * two - fewer * one) / determinant / LENGTH
-    # Where a machine's noise leaves nothing for them, they are as good as free.
+    # If noise leaves no time for exponentials, they count as free.
     return 1 / share if share > 1e-13 else 1e13
 
 
 def memory_of_machine() -> int:
-    """Bytes of memory that are free for a training."""
+    """Bytes of memory that are free for training."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

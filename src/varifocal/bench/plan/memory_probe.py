@@ -1,4 +1,4 @@
-"""The process in which a preset's memory is measured: a list of steps as JSON in, their peaks as JSON out."""
+"""The process in which a preset's memory is measured: it reads steps as JSON and writes their peaks as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from varifocal.device import CPU
 
 
 def main() -> None:
-    """One step after the other; the C library gives memory back at once, so each begins where the first did."""
+    """Measure one step after another; the C library returns memory at once, so that all start from the same size."""
     task = json.load(sys.stdin)
     torch.set_num_threads(task["threads"])
     run_step(task, name=task["steps"][0][0], length=16)
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def run_step(task: dict[str, Any], *, name: str, length: int) -> None:
-    """Build a model and take two steps: the first one, on a short text, makes the optimizer's state."""
+    """Build a model and take two steps; the first, on a short text, allocates the optimizer's state."""
     contender = build(name, task["preset"], context=task["context"])
     optimizer = torch.optim.AdamW(contender.model.parameters(), lr=1e-5, fused=True)
     for size in (16, length):

@@ -1,4 +1,4 @@
-"""Predicted and measured steps side by side: the cost model of `varifocal plan` on this machine."""
+"""Compares predicted with measured steps: the cost model of `varifocal plan` on this machine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from varifocal.results.hardware import Hardware
 from varifocal.results.plan_check import PlanCheck, PlanRow
 
 LONG_ROUND = 15.0
-"""Seconds that all rounds of a length may take; there is always one."""
+"""Seconds that all rounds of a length may take; there is always at least one round."""
 GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
-"""Lets the C library return memory at once, so that a process's size is what its tensors take."""
+"""Makes the C library return memory at once, so that a process is as large as its tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class CheckPlan:
 
     @property
     def context(self) -> int:
-        """What the mechanisms' options are scaled to."""
+        """The context that the mechanisms' options are scaled to."""
         return max(self.lengths)
 
 
@@ -66,7 +66,7 @@ def bench_plan(
 ) -> PlanCheck:
     """The result: environment, the machine's rates, and a row for each preset, length and mechanism.
 
-    `on_rows` gets all that there is whenever rows were added.
+    `on_rows` is called with the result so far whenever rows were added.
     """
     say = on_step or (lambda doing: None)
     say("measuring rates")
@@ -105,7 +105,7 @@ def bench_plan(
 
 
 def measure_memory_of(file: Path, *, on_step: Callable[[str], None] | None = None) -> PlanCheck:
-    """Add the peak memory to a result file whose rows have none, and predict all of them anew."""
+    """Add the peak memory to the rows of a result file that have none, and predict all rows again."""
     found = with_memory(with_predictions(PlanCheck.read(file)), on_step=on_step)
     found.write(file)
     return found
@@ -114,7 +114,7 @@ def measure_memory_of(file: Path, *, on_step: Callable[[str], None] | None = Non
 def time_steps(
     contenders: list[Contender], shared: list[torch.nn.Parameter], ids: Tensor, *, rounds: int, clock: Device
 ) -> dict[str, Times]:
-    """Forward, backward and a step of AdamW, all taking turns after a step on a few tokens to warm up."""
+    """Time forward, backward and a step of AdamW; all take turns after a step on a few tokens to warm up."""
     optimizer = torch.optim.AdamW(shared, lr=1e-5, fused=True)
 
     def step(contender: Contender, text: Tensor) -> None:
@@ -129,13 +129,13 @@ def time_steps(
 
 
 def predicted_step(config: VarifocalConfig, length: int, machine: Hardware) -> Prediction:
-    """What the cost model says of a step on one row."""
+    """The cost model's prediction for a step on one row."""
     training = Training(config=config, tokens=length, length=length, batch=1, micro_batch=1, precision="float32")
     return predict(training, machine)
 
 
 def with_predictions(check: PlanCheck) -> PlanCheck:
-    """What the cost model says of every row, at the rates that were measured with them."""
+    """The result with the cost model's prediction for every row, at the rates that were measured with them."""
     rows = []
     for row in check.rows:
         mechanism, options = rows_of_ours()[row.name]
@@ -156,7 +156,7 @@ def with_predictions(check: PlanCheck) -> PlanCheck:
 
 
 def with_memory(check: PlanCheck, *, on_step: Callable[[str], None] | None = None) -> PlanCheck:
-    """The peak memory of every row that has none yet, all rows of a preset measured in a process of their own."""
+    """The result with the peak memory of every row; missing ones are measured, one process for each preset."""
     rows = list(check.rows)
     for preset in dict.fromkeys(row.preset for row in rows if row.peak_bytes is None):
         if on_step is not None:

@@ -1,1 +1,1 @@
-"""What the training loop costs beside the bare step."""
+"""What the training loop costs beyond the bare step."""

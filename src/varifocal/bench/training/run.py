@@ -1,4 +1,4 @@
-"""Training by `varifocal train` and bare steps of the same model take turns, step by step, in one process."""
+"""Steps of `varifocal train` and bare steps of the same model take turns in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from varifocal.training.start import starting_model
 from varifocal.training.trainer import Progress
 
 WARM_UP = 2
-"""Steps of each that are not counted."""
+"""Steps of each kind that are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,14 @@ class Plan:
     batch: int = 8
     length: int = 512
     steps: int = 30
-    """Steps of each that are counted."""
+    """Steps of each kind that are counted."""
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}; known are {', '.join(PRESETS)}")
 
     def config(self, data: Path) -> TrainingConfig:
-        """The training that is measured; validation and checkpoints, which are not part of a step, come at its end."""
+        """The run that is measured; validation and checkpoints, which are not part of a step, come at its end."""
         steps = self.steps + WARM_UP
         return TrainingConfig(
             data=DataSection(path=str(data)),
@@ -67,7 +67,7 @@ class Plan:
 
 
 def bench_training(plan: Plan, *, on_step: Callable[[int, int], None] | None = None) -> TrainingBench:
-    """The result: seconds of a bare step and of one of the loop's, and their ratio."""
+    """The result: the seconds of a bare step and of a step of the training loop, and their ratio."""
     with TemporaryDirectory() as folder:
         data = write_synthetic(
             Path(folder) / "data",
@@ -111,7 +111,7 @@ def bench_training(plan: Plan, *, on_step: Callable[[int, int], None] | None = N
 
 
 def bare_step(config: TrainingConfig, data: PreparedData) -> Callable[[int], None]:
-    """Forward, backward and AdamW on rows that were read before: what `varifocal bench model` times."""
+    """Forward, backward and AdamW on rows that were read beforehand: what `varifocal bench model` times."""
     model = starting_model(config, data)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

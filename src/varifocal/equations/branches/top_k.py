@@ -15,6 +15,8 @@ from varifocal.equations.branches.own_block import OwnBlock
 Select = Literal["exact", "blocks"]
 FEW = 16
 """Queries whose k is worked out one by one."""
+LARGEST = 2**62
+"""More keys than any text has, and still an int64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,22 +68,25 @@ class TopK(Branch):
 
     def keys_per_query(self, place: Tensor) -> Tensor:
         """int64: k for queries at the given places in their documents."""
-        if place.numel() <= FEW and place.device.type == "cpu" and not torch.compiler.is_compiling():
-            # A decoded token costs less in plain numbers than in a handful of torch's operators.
-            counts = [self.keys_of(one) for one in place.flatten().tolist()]
-            return torch.tensor(counts, dtype=torch.int64).view(place.shape)
+        if are_few(place):
+            return torch.tensor([self.keys_of(one) for one in place.flatten().tolist()]).view(place.shape)
         seen = (place + 1).clamp(min=0)
-        wanted = (self.scale * seen.double().sqrt()).ceil().long().clamp(min=self.minimum)
-        return torch.minimum(seen, wanted)
+        # No more than there are, before it becomes a whole number: 1e30 would not fit into one.
+        wanted = torch.minimum((self.scale * seen.double().sqrt()).ceil(), seen.double()).long()
+        return torch.minimum(seen, wanted.clamp(min=min(self.minimum, LARGEST)))
 
     def keys_of(self, place: int) -> int:
         """k of one query."""
         seen = max(place + 1, 0)
-        return min(seen, max(self.minimum, math.ceil(self.scale * math.sqrt(seen))))
+        return min(seen, max(self.minimum, math.ceil(min(self.scale * math.sqrt(seen), seen))))
+
+    def blocks_of(self, place: int) -> int:
+        """How many blocks before its own one query reads."""
+        return min(-(-self.keys_of(place) // self.block), max(place, 0) // self.block)
 
     def most_keys(self, keys: int) -> int:
         """The largest k of any query of a row of `keys` keys."""
-        return min(keys, max(self.minimum, math.ceil(self.scale * math.sqrt(keys))))
+        return min(keys, max(self.minimum, math.ceil(min(self.scale * math.sqrt(keys), keys))))
 
     def most_blocks(self, keys: int) -> int:
         """The largest number of blocks before its own that any query of a row of `keys` keys reads."""
@@ -118,5 +123,12 @@ class TopK(Branch):
 
     def blocks_per_query(self, place: Tensor) -> Tensor:
         """int64: how many blocks before its own a query reads, as far as there are any."""
+        if are_few(place):
+            return torch.tensor([self.blocks_of(one) for one in place.flatten().tolist()]).view(place.shape)
         wanted = (self.keys_per_query(place) + self.block - 1) // self.block
         return torch.minimum(wanted, torch.div(place.clamp(min=0), self.block, rounding_mode="floor"))
+
+
+def are_few(place: Tensor) -> bool:
+    """Whether plain numbers cost less than a handful of torch's operators: so it is for decoded tokens."""
+    return not torch.compiler.is_compiling() and 0 < place.numel() <= FEW and place.device.type == "cpu"

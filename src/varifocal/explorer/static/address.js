@@ -1,8 +1,8 @@
-// The state of the page in the part of its address after the #, which browsers send to nobody.
+// The state of the page in the part of its address after the #, which browsers do not send.
 
 const FIELDS = ["layer", "head", "gates", "colour"];
 
-/** The state that an address holds: {text, character, panels: {0: {layer, ...}}}; null or absent where it says nothing. */
+/** The state in an address: {text, character, panels: {0: {layer, ...}}}; what the address leaves out is null or absent. */
 export function readAddress(hash) {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const character = given.get("character");

@@ -12,7 +12,7 @@ function element(name, className, text) {
   return made;
 }
 
-/** Parts are [[class, share], ...] of the whole width. */
+/** A bar made of parts [[class, share], ...]; shares are of the whole width. */
 function bar(parts) {
   const made = element("span", "bar");
   for (const [kind, share] of parts) {
@@ -24,7 +24,7 @@ function bar(parts) {
 }
 
 export function showKeys(list, row, tokens, choose) {
-  // The longest bar is the key that is read most: weights over many keys are all small.
+  // The key that is read most gets the longest bar: over many keys, all weights are small.
   const most = row.keys.length ? row.keys[0].weight : 1;
   list.replaceChildren(
     ...row.keys.map((key) => {

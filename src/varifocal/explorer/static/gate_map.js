@@ -1,4 +1,4 @@
-// The mean gate of every head in every layer; a cell leads to its head.
+// The mean gate of every head in every layer; clicking a cell shows its head.
 
 import { gateShade } from "./shades.js";
 

@@ -2,13 +2,13 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Where a token stands: the widest of its boxes, for its space may hang at the end of the line above. */
+/** Where a token is: the widest of its boxes, because its space may be at the end of the line above. */
 export function boxOf(span) {
   const boxes = [...span.getClientRects()];
   return boxes.reduce((widest, box) => (box.width > widest.width ? box : widest), boxes[0] ?? span.getBoundingClientRect());
 }
 
-/** Draws over `sheet`: keys are [{token, weight, local_part, global_part}], spans the tokens' elements. */
+/** Draws curves over `sheet`; keys are [{token, weight, local_part, global_part}], spans are the tokens' elements. */
 export function drawLinks(svg, sheet, spans, chosen, keys) {
   const frame = sheet.getBoundingClientRect();
   svg.setAttribute("width", sheet.scrollWidth);

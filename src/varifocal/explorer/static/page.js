@@ -8,7 +8,7 @@ const PAUSE = 350;
 const text = document.getElementById("text");
 const shared = document.getElementById("shared");
 
-// Where the chosen token begins in the text: tokens differ between models, characters do not. null: the last token.
+// Where the chosen token begins in the text: tokens differ between models, characters do not. null is the last token.
 let character = null;
 
 const panels = [...document.querySelectorAll(".panel")].map(
@@ -56,9 +56,9 @@ document.getElementById("share").addEventListener("click", async () => {
   save();
   try {
     await navigator.clipboard.writeText(location.href);
-    shared.textContent = "Copied. It opens this view as long as this server runs.";
+    shared.textContent = "Copied. The address opens this view as long as this server runs.";
   } catch {
-    shared.textContent = "The browser does not allow copying here: take it from the address bar.";
+    shared.textContent = "The browser does not allow copying here: copy it from the address bar.";
   }
 });
 

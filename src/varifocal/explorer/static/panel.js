@@ -8,7 +8,7 @@ import { legendOf, showLegend } from "./shades.js";
 import { Tokens } from "./tokens.js";
 
 export class Panel {
-  /** `moved()`: a control changed; `chose(character)`: a token was chosen; `gone()`: the server does not answer. */
+  /** Calls `moved()` when a control changed, `chose(character)` when a token was chosen, `gone()` when the server is away. */
   constructor(root, { moved, chose, gone }) {
     this.root = root;
     this.model = Number(root.dataset.model);
@@ -40,7 +40,7 @@ export class Panel {
     return Object.fromEntries(Object.entries(this.fields).map(([name, field]) => [name, field.value]));
   }
 
-  /** Takes over settings from an address; what the model does not have stays as it is. */
+  /** Takes settings from an address; settings that the model does not offer are ignored. */
   apply(settings) {
     for (const [name, value] of Object.entries(settings ?? {})) {
       const field = this.fields[name];
@@ -114,7 +114,7 @@ export class Panel {
     if (box.bottom > frame.bottom) sheet.scrollTop += box.bottom - frame.bottom + box.height;
   }
 
-  /** Runs one question after the other; a new one takes the place of the last. */
+  /** Runs one question at a time; a new question aborts the one before. */
   async asking(work) {
     this.pending?.abort();
     const turn = new AbortController();
@@ -148,7 +148,7 @@ export class Panel {
     this.complain(null);
   }
 
-  /** What this layer has, and which colours it offers. */
+  /** Shows what this layer has, and offers the colours that fit. */
   describe() {
     const layer = this.fields.layer.selectedOptions[0].dataset;
     this.find("words").textContent = `${layer.mechanism}: ${layer.words}.`;

@@ -1,6 +1,6 @@
-// Questions to the server, and whether it is there.
+// Asks the server, and watches whether it answers.
 
-/** The server understood and refused; the message says why. */
+/** The server refused the question; the message says why. */
 export class Refusal extends Error {}
 
 /** The server does not answer. */
@@ -47,7 +47,7 @@ export class Connection {
   lose() {
     if (this.lost) return;
     this.lost = true;
-    this.say("The server does not answer. What you see stays; the page goes on when the server is back.");
+    this.say("The server does not answer. The page keeps what it shows and continues when the server is back.");
     this.again();
   }
 
@@ -71,12 +71,12 @@ export class Connection {
     }
     if (!answer.ok) {
       this.lost = true;
-      this.say("The server was started anew under another address. Open the address that it printed.");
+      this.say("The server was restarted under another address. Open the address that it printed.");
       this.again();
       return;
     }
     if ((await answer.json()).start !== this.start) {
-      // Another start may serve other models; the address keeps the view.
+      // A restarted server may serve other models; the address keeps the view.
       location.reload();
       return;
     }

@@ -6,12 +6,12 @@ export function gateShade(gate, decides) {
   return decides ? `shade-gate-${Math.round(gate * 10)}` : "shade-silent";
 }
 
-/** Shade of a weight between 0 and 1, in steps of about three. */
+/** The shade of a weight between 0 and 1; each step is about three times the one before. */
 export function readShade(weight) {
   return `shade-amount-${READ_STEPS.filter((step) => weight >= step).length}`;
 }
 
-/** Shade of a width between the least and the most of the text. */
+/** The shade of a width between the narrowest and the widest of the text. */
 export function widthShade(width, least, most) {
   return `shade-amount-${most > least ? Math.round(((width - least) / (most - least)) * 6) : 3}`;
 }
@@ -22,7 +22,7 @@ export function percent(share) {
   return share >= 0.00005 ? `${(share * 100).toFixed(2)}\u00a0%` : "0\u00a0%";
 }
 
-/** Fills a legend with shades, given as classes, and words. */
+/** Fills a legend with words and shades; shades are given as classes. */
 export function showLegend(root, entries) {
   root.replaceChildren(
     ...entries.map(({ words, shade }) => {

@@ -1,12 +1,12 @@
-// The text as tokens: coloured, reachable by keyboard, with their numbers on hover and focus.
+// The text as tokens: they are coloured, can be reached by keyboard, and show their numbers on hover and focus.
 
 import { boxOf } from "./links.js";
 import { extremes, gateShade, percent, readShade, widthShade } from "./shades.js";
 
 const CONTROLS = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]/g;
-const PART = "◌"; // of a character that several tokens make up
+const PART = "◌"; // stands for a part of a character that takes several tokens
 
-/** Control characters made visible, so that no text hides what it holds. */
+/** Makes control characters visible, so that a text cannot hide anything. */
 function visible(piece) {
   return piece.replace(CONTROLS, (sign) => {
     const code = sign.charCodeAt(0);
@@ -14,7 +14,7 @@ function visible(piece) {
   });
 }
 
-/** How a token is written where it stands alone: spaces and line breaks made visible too. */
+/** How a token is written on its own: spaces and line breaks are made visible too. */
 export function written(piece) {
   if (/^\ufffd*$/.test(piece)) return PART;
   return visible(piece).replace(/ /g, "␣").replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
@@ -65,7 +65,7 @@ export class Tokens {
     return this.view.width?.[index] ?? this.view.window;
   }
 
-  /** What there is to say about a token. */
+  /** The facts about a token, as short phrases. */
   numbers(index) {
     const { gate, decides } = this.view;
     const parts = [`token ${index}`];

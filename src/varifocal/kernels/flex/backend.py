@@ -54,7 +54,7 @@ class Executor(Protocol):
 
 
 HONOURS = frozenset({
-    *("q", "k", "v", "branches", "weights", "score", "layout", "normalizer", "shortcuts"),
+    *("q", "k", "v", "branches", "weights", "score", "layout", "normalizer", "shortcuts", "wants_logsumexp"),
     *("indexer", "selected", "top_k"),
     *("means", "keys", "block", "length"),
 })  # fmt: skip
@@ -85,6 +85,8 @@ def why_not(problem: Problem) -> str | None:
         return f"runs float32, bfloat16 and float16, got {problem.q.dtype}"
     if not isinstance(problem.score, Dot | HeadScale | PairGate):
         return f"has no kernel for the score {type(problem.score).__name__}"
+    if isinstance(problem.score, PairGate) and problem.score.output.shape[1] == 0:
+        return "needs a pair network of at least one unit, got none"
     for member in (member for branch in problem.branches for member in members(branch)):
         if not isinstance(member, FixedBranch | SoftWindow | Segments | TopK):
             return f"has no kernel for the branch {type(member).__name__}"
@@ -141,7 +143,9 @@ def nothing(problem: Problem) -> Attended:
         empty = torch.empty(*shape, width, dtype=torch.int32, device=problem.q.device)
         selections.append(empty if found else None)
     logsumexp = problem.q.new_empty(*shape, len(problem.branches), dtype=accumulation_dtype(problem.q.dtype))
-    return Attended(torch.zeros_like(problem.q), logsumexp, tuple(selections))
+    # It still hangs on whatever learns: the gradient of nothing is 0, and no error.
+    hold = sum((part[:0].sum() for part in learning(problem)), problem.q.new_zeros(()))
+    return Attended(torch.zeros_like(problem.q) + hold, logsumexp, tuple(selections))
 
 
 @dataclass(frozen=True, eq=False)

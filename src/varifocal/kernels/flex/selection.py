@@ -141,7 +141,8 @@ def parts(queries: int, pairs_per_query: int) -> Iterator[slice]:
 def multiply(q: Tensor, k: Tensor) -> Tensor:
     """Dot products [B, H, T, N] of q [B, H, T, D] and k [B, G, N, D] in float32 or wider; no key head is repeated."""
     q, k = q.to(accumulation_dtype(q.dtype)), k.to(accumulation_dtype(k.dtype))
-    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, G, H / G T, D]
+    together = q.shape[1] // k.shape[1] * q.shape[2]
+    grouped = q.reshape(q.shape[0], k.shape[1], together, q.shape[3])  # [B, G, H / G T, D]
     return (grouped @ k.mT).view(*q.shape[:3], k.shape[2])
 
 

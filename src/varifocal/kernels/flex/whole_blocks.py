@@ -17,6 +17,8 @@ def first_keys(layout: Layout, length: int) -> Tensor:
     """int64 [B, N], N = S // length: the first key of the complete block in each slot; S where there is none."""
     keys, slots = layout.keys, layout.keys // length
     place = layout.key_place
+    if not slots:
+        return place.new_empty(len(place), 0)
     last = F.pad(layout.key_start, (0, length - 1), value=-1)[:, length - 1 :]  # [B, S]: of the key length - 1 after it
     # A block is complete if the key length - 1 after its first one belongs to the same document.
     begins = (place >= 0) & (place % length == 0) & (last == layout.key_start)
@@ -27,6 +29,7 @@ def first_keys(layout: Layout, length: int) -> Tensor:
 
 def gather_blocks(entries: Tensor, first: Tensor, length: int) -> Tensor:
     """The entries [B, *, S, D] of each block [B, *, N, length, D]; anything where a slot is empty."""
+    length = min(length, entries.shape[2])  # where not even one block fits, there is none to gather
     index = first[:, :, None] + torch.arange(length, device=first.device)
     index = index.clamp(max=max(0, entries.shape[2] - 1)).flatten(1)  # [B, N length]
     index = index[:, None, :, None].expand(-1, entries.shape[1], -1, entries.shape[3])

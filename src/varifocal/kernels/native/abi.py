@@ -1,11 +1,19 @@
 """The C structs of `varifocal.h`, each exactly once. The library is checked against them when it is opened."""
 
 import ctypes
+import struct
+from typing import Any
 
-VERSION = 2
+VERSION = 4
 """`VF_ABI_VERSION`: of the header that these structs were written for."""
+MAX_WIDTH = 4096
+"""`VF_MAX_WIDTH`."""
+MAX_UNITS = 1024
+"""`VF_MAX_UNITS`."""
 MAX_BRANCHES = 4
 """`VF_MAX_BRANCHES`."""
+MOST_FEW = 16
+"""`VF_MOST_FEW`."""
 NO_MEMORY = 6
 """`VF_NO_MEMORY`: the one status that is not the caller's mistake."""
 
@@ -43,6 +51,21 @@ class Branch(ctypes.Structure):
     """`vf_branch`."""
 
     _fields_ = [*_pointers("window prefix width"), *_numbers("limit"), ("edge", ctypes.c_float)]
+
+
+# Filling a struct inside another one field by field costs more than a short kernel: these write it at once.
+_TENSOR, _BRANCH = struct.Struct("Pqqq"), struct.Struct("PPPif")
+assert (_TENSOR.size, _BRANCH.size) == (ctypes.sizeof(Tensor), ctypes.sizeof(Branch))
+
+
+def put_tensor(call: ctypes.Structure, field: Any, data: int, strides: tuple[int, ...]) -> None:
+    """Write a `vf_tensor` to a field of a call, such as `Mixture.q`; strides of batch, head and row."""
+    _TENSOR.pack_into(call, field.offset, data, *strides)
+
+
+def put_branch(call: "Mixture", m: int, *, window: int, prefix: int, width: int, limit: int, edge: float) -> None:
+    """Write branch m of a mixture: addresses (0 is null), a limit and an edge."""
+    _BRANCH.pack_into(call, Mixture.branch.offset + m * _BRANCH.size, window, prefix, width, limit, edge)
 
 
 class PairGate(ctypes.Structure):
@@ -133,7 +156,7 @@ class Selected(ctypes.Structure):
         *_fields(Tensor, "q k v"),
         *_pointers("scale position start selected weights"),
         ("out", Tensor),
-        *_pointers("logsumexp"),
+        *_pointers("logsumexp norm"),
     ]
 
 
@@ -184,6 +207,43 @@ class CrossEntropy(ctypes.Structure):
     _fields_ = [*_sizes("rows classes"), *_numbers("threads"), *_pointers("logits labels losses shares")]
 
 
+class Matrix(ctypes.Structure):
+    """`vf_matrix`."""
+
+    _fields_ = [*_pointers("data scales bias"), *_sizes("rows columns"), *_numbers("kind group")]
+
+
+class Linear(ctypes.Structure):
+    """`vf_linear`."""
+
+    _fields_ = [("matrix", Matrix), *_sizes("vectors"), *_numbers("threads"), *_pointers("x out")]
+
+
+class Layer(ctypes.Structure):
+    """`vf_layer`."""
+
+    _fields_ = [
+        *_sizes("tokens width heads kv_heads head_width angles"),
+        *_numbers("threads"),
+        ("epsilon", ctypes.c_float),
+        *_fields(Matrix, "q k v o gate up down"),
+        *_pointers("input_norm output_norm q_norm k_norm cosines sines"),
+        *_pointers("x normed queries keys values attended inner"),
+    ]
+
+
+class Step(ctypes.Structure):
+    """`vf_step`."""
+
+    _fields_ = [
+        ("layer", Layer),
+        ("attention", Mixture),
+        ("mix", Matrix),
+        *_pointers("mix_warmth"),
+        *_fields(ctypes.c_float, "mix_start mix_cap"),
+    ]
+
+
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "vf_tensor": Tensor,
     "vf_branch": Branch,
@@ -201,6 +261,10 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "vf_swiglu": Swiglu,
     "vf_swiglu_grad": SwigluGrad,
     "vf_cross_entropy": CrossEntropy,
+    "vf_matrix": Matrix,
+    "vf_linear": Linear,
+    "vf_layer": Layer,
+    "vf_step": Step,
 }
 FUNCTIONS: dict[str, type[ctypes.Structure]] = {
     "vf_find_delta": Delta,
@@ -215,6 +279,10 @@ FUNCTIONS: dict[str, type[ctypes.Structure]] = {
     "vf_swiglu_forward": Swiglu,
     "vf_swiglu_backward": SwigluGrad,
     "vf_cross_entropy_of_rows": CrossEntropy,
+    "vf_linear_of_few": Linear,
+    "vf_layer_project": Layer,
+    "vf_layer_finish": Layer,
+    "vf_layer_step": Step,
 }
 """Functions of a target and one struct: their names and what they take."""
 
@@ -227,6 +295,8 @@ def mismatch(library: ctypes.CDLL) -> str | None:
         library.vf_struct_size.argtypes = [ctypes.c_char_p]
         library.vf_target_name.restype = ctypes.c_char_p
         library.vf_status_text.restype = ctypes.c_char_p
+        for name in ("vf_target_count", "vf_target_runs"):
+            getattr(library, name).restype = ctypes.c_int32
         library.vf_norm_restorable.argtypes = [ctypes.POINTER(Norm)]
         for name, taken in FUNCTIONS.items():
             getattr(library, name).argtypes = [ctypes.c_int32, ctypes.POINTER(taken)]
@@ -234,8 +304,8 @@ def mismatch(library: ctypes.CDLL) -> str | None:
         return f"lacks a function of varifocal's C interface ({error})"
     if found != VERSION:
         return f"has version {found} of the C interface, this package needs {VERSION}"
-    for name, struct in STRUCTS.items():
+    for name, taken in STRUCTS.items():
         size = library.vf_struct_size(name.encode())
-        if size != ctypes.sizeof(struct):
-            return f"has {size} bytes in {name}, this package has {ctypes.sizeof(struct)}"
+        if size != ctypes.sizeof(taken):
+            return f"has {size} bytes in {name}, this package has {ctypes.sizeof(taken)}"
     return None

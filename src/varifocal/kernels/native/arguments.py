@@ -1,7 +1,8 @@
 """Tensors as the C interface takes them."""
 
+import ctypes
 import functools
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ def tensor_argument(x: Tensor | None) -> abi.Tensor:
     return abi.Tensor(x.data_ptr(), abi.Strides(*x.stride()[:3]))
 
 
+def put_tensor(call: ctypes.Structure, field: Any, x: Tensor) -> None:
+    """x [B, heads, rows, D] in a field of a C call, such as `abi.Mixture.q`; the caller keeps it alive."""
+    if x.numel():
+        abi.put_tensor(call, field, x.data_ptr(), x.stride()[:3])
+
+
 def pointer(x: Tensor | None) -> int | None:
     """The address of a contiguous tensor; None, which is null, for one that is not there or holds nothing."""
     return None if x is None or not x.numel() else x.data_ptr()
@@ -31,6 +38,12 @@ def row_pointer(x: Tensor, row: int) -> int | None:
 def rows_contiguous(x: Given) -> Given:
     """x with a contiguous last dimension."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def room_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Room of x's shape with contiguous rows, laid out as x is: heads of a transposed q are joined without a copy."""
+    made = torch.empty_like(x, dtype=dtype)
+    return made if made.stride(-1) == 1 else made.new_empty(x.shape)
 
 
 def contiguous(x: Given) -> Given:

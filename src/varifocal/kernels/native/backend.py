@@ -25,9 +25,10 @@ from varifocal.equations.problem import (
     SummaryProblem,
 )
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate
-from varifocal.kernels.native import library
+from varifocal.kernels.native import abi, library
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
 from varifocal.kernels.native.indexer import mean_divergence, why_no_divergence
+from varifocal.kernels.native.inference import mixture_plainly
 from varifocal.kernels.native.mixture import (
     CAUSAL,
     MAX_BRANCHES,
@@ -36,13 +37,15 @@ from varifocal.kernels.native.mixture import (
     mixture_forward,
     mixture_inputs,
 )
+from varifocal.kernels.native.once import transformed
+from varifocal.kernels.native.operator import runs_plainly
 from varifocal.kernels.native.pair_gate import pair_gate
 from varifocal.kernels.native.select import select_blocks, select_exact, update_pooled
 from varifocal.kernels.native.selected import SelectedInputs, selected_forward, selected_inputs
 from varifocal.kernels.native.window_and_top_k import window_and_top_k
 
 HONOURS = frozenset({
-    *("q", "k", "v", "branches", "weights", "score", "layout", "normalizer", "shortcuts"),
+    *("q", "k", "v", "branches", "weights", "score", "layout", "normalizer", "shortcuts", "wants_logsumexp"),
     *("indexer", "selected", "top_k"),
     *("means", "keys", "block", "length"),
 })  # fmt: skip
@@ -58,7 +61,7 @@ def prepare(problem: Any) -> Callable[[], Any] | str:
     if isinstance(problem, DivergenceProblem):
         return why_no_divergence(problem) or partial(mean_divergence, problem)
     if isinstance(problem, PoolingProblem):
-        return why_not_on(problem.keys) or partial(pool, problem)
+        return why_not_on(problem.keys) or why_not_wide(problem.keys) or partial(pool, problem)
     if isinstance(problem, SummaryProblem):
         return why_not_on(problem.k) or partial(summarize, problem)
     return f"does not know the problem {type(problem).__name__}"
@@ -70,6 +73,28 @@ def why_not_on(x: Tensor) -> str | None:
         return f"runs on cpu tensors, got {x.device}"
     if x.dtype not in (torch.float32, torch.bfloat16):
         return f"runs float32 and bfloat16, got {x.dtype}"
+    return None
+
+
+def why_not_wide(x: Tensor, of: str = "heads") -> str | None:
+    """Why the kernels cannot take rows [..., D]; None if they can."""
+    if not 1 <= x.shape[-1] <= abi.MAX_WIDTH:
+        return f"runs {of} of 1 to {abi.MAX_WIDTH} channels, got {x.shape[-1]}"
+    return None
+
+
+def why_not_sized(problem: Problem) -> str | None:
+    """Why the kernels cannot take the sizes of a problem; None if they can."""
+    if problem.q.shape[1] == 0:
+        return "needs at least one query head, got none"
+    if (reason := why_not_wide(problem.q)) is not None:
+        return reason
+    found = (member for branch in problem.branches for member in members(branch) if isinstance(member, TopK))
+    for indexer in (member.indexer for member in found if member.indexer is not None):
+        if (reason := why_not_wide(indexer.keys, "indexers")) is not None:
+            return reason
+    if isinstance(problem.score, PairGate) and not 1 <= (units := problem.score.output.shape[1]) <= abi.MAX_UNITS:
+        return f"runs pair networks of 1 to {abi.MAX_UNITS} units, got {units}"
     return None
 
 
@@ -97,11 +122,25 @@ Kind = MixtureBranch | TopKBranch | Segments
 
 
 def prepare_attention(problem: Problem) -> Callable[[], Attended] | str:
+    """What runs a problem, and answers in the type of its queries."""
+    found = prepare_kernels(problem)
+    if isinstance(found, str) or not torch.is_autocast_enabled("cpu"):
+        return found
+
+    def run() -> Attended:
+        # Under autocast the operators see float32, whatever comes in.
+        attended = found()
+        return attended._replace(output=attended.output.to(problem.q.dtype))
+
+    return run
+
+
+def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
     """Classify the branches of a problem, once, and find the kernels that serve them."""
-    if (reason := why_not_on(problem.q)) is not None:
+    if (reason := why_not_on(problem.q) or why_not_sized(problem)) is not None:
         return reason
-    if problem.q.shape[1] == 0:
-        return "needs at least one query head, got none"
+    if not torch.compiler.is_compiling() and transformed():
+        return "takes no part in forward-mode derivatives and the transforms of torch.func"
     if problem.normalizer is not None:
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     kinds: list[Kind] = []
@@ -149,6 +188,8 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
     scale = scale_of(problem)
     if all(isinstance(kind, MixtureBranch) for kind in kinds):
         # Most calls, and every decoded token of most models: one kernel, and nothing to put together.
+        if (found := attend_plainly(problem, kinds, scale)) is not None:  # type: ignore[arg-type]
+            return found
         made = mixture_forward(mix(problem, dict(enumerate(kinds)), scale))  # type: ignore[arg-type]
         return Attended(made.out, made.logsumexp.detach(), (None,) * len(kinds))
     windows: dict[int, MixtureBranch] = {}
@@ -181,9 +222,9 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
             logsumexp[number] = window_lse[..., place].detach()
     for number, selection in selections.items():
         if logsumexp[number] is None:
-            output, lse = selected_forward(selection)
-            parts.append(output)
-            logsumexp[number] = lse.detach()
+            read = selected_forward(selection)
+            parts.append(read.output)
+            logsumexp[number] = read.logsumexp.detach()
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -192,6 +233,21 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
         groups = problem.q.shape[1] // max(selection.selected.shape[1], 1)
         selected[number] = selection.selected if groups == 1 else selection.selected.repeat_interleave(groups, dim=1)
     return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
+
+
+def attend_plainly(problem: Problem, branches: Sequence[MixtureBranch], scale: Tensor | float) -> Attended | None:
+    """The same on the shortest way; None where it does not lead."""
+    q, k, v, weights = problem.q, problem.k, problem.v, problem.weights
+    if not isinstance(problem.score, Dot) or any(branch.width is not None for branch in branches):
+        return None
+    if not isinstance(scale, float) or not runs_plainly((q, k, v, weights)):
+        return None
+    position, start = problem.layout.ranges
+    output, logsumexp = mixture_plainly(
+        q, k, v, branches=branches, weights=weights, position=position, start=start, scale=scale,
+        skip_closed=not problem.wants_logsumexp,
+    )  # fmt: skip
+    return Attended(output, logsumexp, (None,) * len(branches))
 
 
 def shortcuts_of(problem: Problem) -> Shortcuts:
@@ -217,7 +273,9 @@ def as_mixture(branch: Branch) -> MixtureBranch | None:
             return None
     if soft is None:
         return MixtureBranch(window=window, prefix=prefix)
-    return MixtureBranch(window=window, prefix=prefix, width=soft.width, edge=float(soft.edge), limit=soft.limit)
+    return MixtureBranch(
+        window=window, prefix=prefix, width=soft.width, edge=float(soft.edge), limit=min(soft.limit, CAUSAL)
+    )
 
 
 def sizes_of(sizes: HeadSizes) -> int | Tensor:
@@ -246,12 +304,15 @@ def mix(problem: Problem, windows: dict[int, MixtureBranch], scale: Tensor | flo
     """The mixture of a problem's windows, by their numbers."""
     weights = problem.weights
     if weights is not None and len(windows) < len(problem.branches):
-        weights = weights[..., list(windows)]
+        first = next(iter(windows))
+        # A slice where there can be one: a list of numbers takes torch five times as long.
+        weights = weights[..., first : first + 1] if len(windows) == 1 else weights[..., list(windows)]
     position, start = problem.layout.ranges
     return mixture_inputs(
         problem.q, problem.k, problem.v, branches=list(windows.values()), weights=weights,
         position=position, start=start, scale=scale,
         bias_table=problem.score.table if isinstance(problem.score, DistanceBias) else None,
+        skip_closed=not problem.wants_logsumexp,
     )  # fmt: skip
 
 
@@ -261,8 +322,8 @@ def select(problem: Problem, branch: TopKBranch, scale: Tensor | float, weight: 
     q, k = problem.q, problem.k
     if top_k.indexer is not None:
         q, k = (part.detach().float() for part in (top_k.indexer.queries, top_k.indexer.keys))
-    elif isinstance(scale, Tensor) or scale < 0:
-        # Keys are ranked by their scores: a negative scale turns the order of the dot products around.
+    elif isinstance(scale, Tensor) or scale <= 0:
+        # Keys are ranked by their scores: a negative scale turns the order of dot products around, 0 makes all equal.
         q = q.detach() * torch.as_tensor(scale).detach().sign().to(q.dtype).view(-1, 1, 1)
     place = problem.layout.query_place
     position, start = problem.layout.ranges
@@ -290,6 +351,7 @@ def attend_pair_gate(problem: Problem, score: PairGate, branches: list[MixtureBr
         problem.q, problem.k, problem.v, score.queries, score.keys,
         output=score.output, bias=score.bias, scale=score.scale, form=score.form, threshold=score.threshold,
         position=position, start=start, branches=branches, weights=problem.weights if several else None,
+        skip_closed=not problem.wants_logsumexp,
     )  # fmt: skip
     output = result.output
     if problem.weights is not None and not several:

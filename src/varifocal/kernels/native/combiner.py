@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from varifocal.equations.layout import Layout, make_layout
-from varifocal.kernels.native.arguments import needs_backward, scale_per_head
+from varifocal.kernels.native.arguments import needs_backward, room_like, scale_per_head
 from varifocal.kernels.native.delta import delta_of
 from varifocal.kernels.native.mixture import (
     CAUSAL,
@@ -37,8 +37,8 @@ class Segmented(NamedTuple):
 
     first: Tensor
     """int64 [B, N]: the first key of each segment, 0 where a row has fewer."""
-    filled: Tensor
-    """bool [B, N, L]: the keys that a segment has."""
+    sizes: Tensor
+    """int64 [B, N]: how many keys each segment has."""
     position: Tensor
     """int32 [B, T]: the query's own key."""
     start: Tensor
@@ -69,7 +69,7 @@ def attend_segments(
         near, far = _near(q, k, v, factor, segments), _far(q, summary_key, summary_value, factor, segments)
         output, logsumexp, _ = read(near, far)
         return output, logsumexp[..., 0]
-    aligned = layout.one_document and segments.filled.shape[1] * length == layout.keys
+    aligned = layout.one_document and segments.sizes.shape[1] * length == layout.keys
     made = _operator(SegmentsInputs(q, k, v, queries, factor, segments, aligned=aligned, save=save))
     return made.out, made.logsumexp
 
@@ -79,7 +79,7 @@ def cut(layout: Layout, length: int) -> Segmented:
     place, keys = layout.key_place, layout.keys
     begins = (place >= 0) & (place % length == 0)
     number = (begins.long().cumsum(dim=1) - 1).clamp(min=0)  # [B, S]: the segment of each key, along the row
-    count = -(-keys // length) if layout.one_document else int(number.max()) + 1
+    count = -(-keys // length) if layout.one_document else int(number.max()) + 1 if number.numel() else 0
     index = torch.arange(keys, device=place.device).expand_as(place)
     belongs = torch.where(place >= 0, number, count)
     first = torch.full((len(place), count + 1), keys, device=place.device)
@@ -92,7 +92,7 @@ def cut(layout: Layout, length: int) -> Segmented:
     far = (layout.query_place >= length) & (layout.query_place >= 0)
     return Segmented(
         first=first.clamp(max=max(keys - 1, 0)),
-        filled=torch.arange(length, device=place.device) < sizes[..., None],
+        sizes=sizes,
         position=layout.position.int(),
         start=torch.where(layout.query_place >= 0, layout.start + own * length, layout.start).int(),
         far_position=torch.where(far, own_document + own - 1, 0).int(),
@@ -152,17 +152,22 @@ def _forward(given: SegmentsInputs) -> SegmentsOutputs:
 def read(near: MixtureInputs, far: MixtureInputs) -> tuple[Tensor, Tensor, tuple[Part, Part]]:
     """Output [B, H, T, D] and logsumexp [B, H, T, 1] of both parts as one softmax, and what is kept of each part."""
     first, second = mixture_forward(near), mixture_forward(far)
+    parts = Part(first.norm, first.logsumexp), Part(second.norm, second.logsumexp)
     logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
-    output = first.out.mul_(_share(first.logsumexp, logsumexp).to(first.out.dtype))
-    output.add_(second.out.mul_(_share(second.logsumexp, logsumexp).to(second.out.dtype)))
-    return output, logsumexp, (Part(first.norm, first.logsumexp), Part(second.norm, second.logsumexp))
+    if near.save:
+        shares = _shares(torch.stack([part.norm for part in parts]))
+    else:
+        shares = torch.stack([_share(part.logsumexp, logsumexp) for part in parts])
+    output = first.out.mul_(shares[0].to(first.out.dtype))
+    output.add_(second.out.mul_(shares[1].to(second.out.dtype)))
+    return output, logsumexp, parts
 
 
 def _empty(given: SegmentsInputs) -> SegmentsOutputs:
     rows = (2, *given.q.shape[:3], 1)
     logsumexp = given.q.new_empty(given.q.shape[:3], dtype=torch.float32)
     return SegmentsOutputs(
-        out=torch.empty_like(given.q),
+        out=room_like(given.q),
         logsumexp=logsumexp,
         norms=logsumexp.new_empty((*rows, 2) if given.save else (0,)),
         part_logsumexp=logsumexp.new_empty(rows if given.save else (0,)),
@@ -192,10 +197,56 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
     return (part - whole).exp().masked_fill(whole == float("-inf"), 0.0)
 
 
+def _shares(norms: Tensor) -> Tensor:
+    """The same of both parts [2, B, H, T, 1], from their norms [2, B, H, T, 1, 2]: these lose nothing to rounding."""
+    top, factor = norms.unbind(dim=-1)
+    top = top.masked_fill(factor == 0, float("-inf"))
+    highest = top.amax(dim=0)
+    sums = (top - highest.masked_fill(highest == float("-inf"), 0.0)).exp2() / factor.masked_fill(factor == 0, 1.0)
+    total = sums.sum(dim=0)
+    return sums / total.masked_fill(total == 0, 1.0)
+
+
+class Stretch(NamedTuple):
+    """Segments that are laid out at once, all as long as the longest of them."""
+
+    part: slice
+    """Which of the N segments."""
+    first: Tensor
+    """int64 [B, n]: the first key of each."""
+    filled: Tensor
+    """bool [B, n, L]: the keys that each has."""
+
+
+def stretches(segments: Segmented, keys: int, aligned: bool) -> list[Stretch]:
+    """All segments, few enough at once that they take twice the room of the text at the most."""
+    count = segments.sizes.shape[1]
+    if aligned:
+        return [stretch_of(segments, slice(0, count), keys // max(count, 1))] if count else []
+    found: list[Stretch] = []
+    begin, longest = 0, 1
+    sizes = segments.sizes.amax(dim=0).tolist() if segments.sizes.numel() else []
+    for number, size in enumerate(sizes):
+        if number > begin and (number + 1 - begin) * max(longest, size) > 2 * keys:
+            found.append(stretch_of(segments, slice(begin, number), longest))
+            begin, longest = number, 1
+        longest = max(longest, size)
+    return [*found, stretch_of(segments, slice(begin, count), longest)] if sizes else []
+
+
+def stretch_of(segments: Segmented, part: slice, length: int) -> Stretch:
+    """Some segments, each with room for `length` keys."""
+    sizes = segments.sizes[:, part]
+    filled = torch.arange(length, device=sizes.device) < sizes[..., None]
+    return Stretch(part, segments.first[:, part], filled)
+
+
 class Head(NamedTuple):
-    """The segments of one key head and of the query heads that share it."""
+    """Some segments of one key head and of the query heads that share it."""
 
     number: int
+    stretch: Stretch
+    """N of them, up to L keys long."""
     k: Tensor
     """[B, N, L, D] float32, 0 where a segment has no key."""
     v: Tensor
@@ -214,22 +265,28 @@ class Head(NamedTuple):
 
 def heads(queries: Tensor, k: Tensor, v: Tensor, scale: Tensor, segments: Segmented, aligned: bool) -> Iterator[Head]:
     """The key heads one after another: only one is ever laid out by segments."""
+    for stretch in stretches(segments, k.shape[2], aligned):
+        for number in range(k.shape[1]):
+            yield head(number, queries, k, v, scale, stretch, aligned)
+
+
+def head(number: int, queries: Tensor, k: Tensor, v: Tensor, scale: Tensor, stretch: Stretch, aligned: bool) -> Head:
+    """A stretch of one key head, and its summaries."""
     groups = queries.shape[1] // k.shape[1]
-    empty = ~segments.filled[:, None, :, :, None]
-    some = segments.filled.any(dim=2)[:, None, :, None]  # [B, 1, N, 1]
-    for number in range(k.shape[1]):
-        one = slice(number, number + 1)
-        k_here, v_here = (by_segment(part[:, one], segments, aligned).float() for part in (k, v))
-        q_here = by_segment(queries[:, number * groups : (number + 1) * groups], segments, aligned).float()
-        k_highest = k_here
-        if not aligned:
-            q_here, k_highest = (part.masked_fill(empty, float("-inf")) for part in (q_here, k_here))
-        summary_k, summary_q = (part.amax(dim=3).masked_fill(~some, 0.0) for part in (k_highest, q_here))
-        scores = torch.einsum("brnd,bnld->brnl", summary_q, k_here[:, 0])
-        factor = scale[number * groups : (number + 1) * groups, None, None]
-        rated = (scores * factor).masked_fill(~segments.filled[:, None], float("-inf"))
-        probabilities = rated.masked_fill(~some, 0.0).softmax(dim=-1)
-        yield Head(number, k_here[:, 0], v_here[:, 0], q_here, summary_k[:, 0], summary_q, scores, probabilities)
+    empty = ~stretch.filled[:, None, :, :, None]
+    some = stretch.filled.any(dim=2)[:, None, :, None]  # [B, 1, N, 1]
+    one = slice(number, number + 1)
+    k_here, v_here = (by_segment(part[:, one], stretch, aligned).float() for part in (k, v))
+    q_here = by_segment(queries[:, number * groups : (number + 1) * groups], stretch, aligned).float()
+    k_highest = k_here
+    if not aligned:
+        q_here, k_highest = (part.masked_fill(empty, float("-inf")) for part in (q_here, k_here))
+    summary_k, summary_q = (part.amax(dim=3).masked_fill(~some, 0.0) for part in (k_highest, q_here))
+    scores = torch.einsum("brnd,bnld->brnl", summary_q, k_here[:, 0])
+    factor = scale[number * groups : (number + 1) * groups, None, None]
+    rated = (scores * factor).masked_fill(~stretch.filled[:, None], float("-inf"))
+    probabilities = rated.masked_fill(~some, 0.0).softmax(dim=-1)
+    return Head(number, stretch, k_here[:, 0], v_here[:, 0], q_here, summary_k[:, 0], summary_q, scores, probabilities)
 
 
 def summarize(
@@ -239,8 +296,9 @@ def summarize(
     batch, count, groups = k.shape[0], segments.first.shape[1], queries.shape[1] // k.shape[1]
     key, value = (part.new_empty(batch, k.shape[1], groups, count, k.shape[3]) for part in (k, v))
     for head in heads(queries, k, v, scale, segments, aligned):
-        key[:, head.number] = head.summary_k[:, None].to(k.dtype)
-        value[:, head.number] = torch.einsum("brnl,bnld->brnd", head.probabilities, head.v).to(v.dtype)
+        part = head.stretch.part
+        key[:, head.number, :, part] = head.summary_k[:, None].to(k.dtype)
+        value[:, head.number, :, part] = torch.einsum("brnl,bnld->brnd", head.probabilities, head.v).to(v.dtype)
     return key.flatten(1, 2), value.flatten(1, 2)
 
 
@@ -251,29 +309,29 @@ def summarize_full(queries: Tensor, k: Tensor, v: Tensor, *, length: int) -> tup
     return summarize(queries, k, v, scale_per_head(None, queries), cut(layout, length), True)
 
 
-def by_segment(part: Tensor, segments: Segmented, aligned: bool) -> Tensor:
+def by_segment(part: Tensor, stretch: Stretch, aligned: bool) -> Tensor:
     """Entries [B, *, S, D] by segment [B, *, N, L, D]; places that a segment does not have hold 0."""
-    batch, count, length = segments.filled.shape
+    batch, count, length = stretch.filled.shape
     if aligned:
         return part.unflatten(2, (count, length))  # type: ignore[no-untyped-call, no-any-return]
-    gathered = part.gather(2, places(part, segments)).view(batch, part.shape[1], count, length, part.shape[3])
-    return gathered.masked_fill(~segments.filled[:, None, :, :, None], 0.0)
+    gathered = part.gather(2, places(part, stretch)).view(batch, part.shape[1], count, length, part.shape[3])
+    return gathered.masked_fill(~stretch.filled[:, None, :, :, None], 0.0)
 
 
-def places(part: Tensor, segments: Segmented) -> Tensor:
+def places(part: Tensor, stretch: Stretch) -> Tensor:
     """Where the entries of segments lie in part [B, *, S, D]: [B, *, N L, D], any place for those that do not exist."""
-    index = segments.first[..., None] + torch.arange(segments.filled.shape[2], device=part.device)  # [B, N, L]
+    index = stretch.first[..., None] + torch.arange(stretch.filled.shape[2], device=part.device)  # [B, N, L]
     index = index.clamp(max=max(part.shape[2] - 1, 0)).flatten(1)[:, None, :, None]
     return index.expand(-1, part.shape[1], -1, part.shape[3])
 
 
-def add_by_segment(to: Tensor, grad: Tensor, segments: Segmented, aligned: bool) -> None:
+def add_by_segment(to: Tensor, grad: Tensor, stretch: Stretch, aligned: bool) -> None:
     """Adds gradients [B, *, N, L, D] to entries [B, *, S, D], where they lie."""
     if aligned:
         to.add_(grad.flatten(2, 3))
         return
-    grad = grad.masked_fill(~segments.filled[:, None, :, :, None], 0.0).flatten(2, 3)
-    to.scatter_add_(2, places(to, segments), grad.to(to.dtype))
+    grad = grad.masked_fill(~stretch.filled[:, None, :, :, None], 0.0).flatten(2, 3)
+    to.scatter_add_(2, places(to, stretch), grad.to(to.dtype))
 
 
 class SegmentsBackwardInputs(NamedTuple):
@@ -281,7 +339,6 @@ class SegmentsBackwardInputs(NamedTuple):
 
     grad_out: Tensor
     delta: Tensor
-    logsumexp: Tensor
     norms: Tensor
     part_logsumexp: Tensor
     forward: SegmentsInputs
@@ -299,18 +356,17 @@ class SegmentsGradients(NamedTuple):
 
 def _backward_kernel(given: SegmentsBackwardInputs) -> SegmentsGradients:
     q, k, v, queries, scale, segments, aligned, _ = given.forward
-    filled = segments.filled
     pooled = q if queries is None else queries
     summary_k, summary_v = summarize(pooled, k, v, scale, segments, aligned)
     dq, dk, dv = empty_gradients(q, k)
     dsummary_k, dsummary_v = torch.zeros_like(summary_k), torch.zeros_like(summary_v)
     near, far = _near(q, k, v, scale, segments), _far(q, summary_k, summary_v, scale, segments)
     # The near part writes dq, the far part adds to it.
-    for part, to_k, to_v, norm, logsumexp, adds in (
-        (near, dk, dv, given.norms[0], given.part_logsumexp[0], False),
-        (far, dsummary_k, dsummary_v, given.norms[1], given.part_logsumexp[1], True),
+    shares = _shares(given.norms)
+    for part, to_k, to_v, norm, logsumexp, share, adds in (
+        (near, dk, dv, given.norms[0], given.part_logsumexp[0], shares[0], False),
+        (far, dsummary_k, dsummary_v, given.norms[1], given.part_logsumexp[1], shares[1], True),
     ):
-        share = _share(logsumexp, given.logsumexp[..., None])
         mixture_backward(
             MixtureBackwardInputs(
                 grad_q=dq,
@@ -331,19 +387,21 @@ def _backward_kernel(given: SegmentsBackwardInputs) -> SegmentsGradients:
     for head in heads(pooled, k, v, scale, segments, aligned):
         own = slice(head.number * groups, (head.number + 1) * groups)
         one = slice(head.number, head.number + 1)
-        dvalue, dkey = dsummary_v[:, own].float(), dsummary_k[:, own].float().sum(dim=1)
+        stretch, filled = head.stretch, head.stretch.filled
+        dvalue = dsummary_v[:, own, stretch.part].float()
+        dkey = dsummary_k[:, own, stretch.part].float().sum(dim=1)
         dv_here = torch.einsum("brnl,brnd->bnld", head.probabilities, dvalue)
-        add_by_segment(dv[:, one], dv_here[:, None], segments, aligned)
+        add_by_segment(dv[:, one], dv_here[:, None], stretch, aligned)
         dp = torch.einsum("brnd,bnld->brnl", dvalue, head.v)
         ds = head.probabilities * (dp - (head.probabilities * dp).sum(dim=-1, keepdim=True))
         dscale[own] += (ds * head.scores).sum((0, 2, 3))
         ds = ds * scale[own, None, None]
         dk_here = torch.einsum("brnl,brnd->bnld", ds, head.summary_q)[:, None]
         dk_here += to_highest(dkey[:, None], head.summary_k[:, None], head.k[:, None], filled)
-        add_by_segment(dk[:, one], dk_here, segments, aligned)
+        add_by_segment(dk[:, one], dk_here, stretch, aligned)
         dsummary_q = torch.einsum("brnl,bnld->brnd", ds, head.k)
         to = dq if queries is None else dqueries
-        add_by_segment(to[:, own], to_highest(dsummary_q, head.summary_q, head.q, filled), segments, aligned)
+        add_by_segment(to[:, own], to_highest(dsummary_q, head.summary_q, head.q, filled), stretch, aligned)
     return SegmentsGradients(dq, dk, dv, dqueries, dscale)
 
 
@@ -363,7 +421,7 @@ def _backward(ctx: Context[SegmentsInputs, SegmentsOutputs], grads: SegmentsOutp
     if not inputs.save:
         raise RuntimeError("varifocal::segments was called with save=False and cannot be differentiated")
     delta = delta_of(grads.out, outputs.out, inputs.segments.position, inputs.segments.start)
-    kept = outputs.logsumexp, outputs.norms, outputs.part_logsumexp
+    kept = outputs.norms, outputs.part_logsumexp
     del outputs
     ctx.release()
     found = _gradients(SegmentsBackwardInputs(grads.out, delta, *kept, inputs))

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from varifocal.equations.divergence import counted_queries
 from varifocal.equations.problem import DivergenceProblem
 
 from .arguments import scale_per_head
+from .once import differentiable_once
 from .selected import attend_selected
 
 
@@ -68,13 +68,15 @@ class _FormedAtOnce(torch.autograd.Function):
         with torch.enable_grad():
             leaves = [one.detach().requires_grad_() for one in tensors]
             value = compute(*leaves)
-            ctx.save_for_backward(*torch.autograd.grad(value, leaves))
+            ctx.save_for_backward(*torch.autograd.grad(value, leaves), *tensors)
         return value.detach()
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("an indexer's divergence")
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *(one * gradient for one in ctx.saved_tensors))
+        # Asked for once: a checkpoint computes them anew for each time.
+        saved = ctx.saved_tensors
+        return (None, *(one * gradient for one in saved[: len(saved) // 2]))
 
 
 def selection_divergence(

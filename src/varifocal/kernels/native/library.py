@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import sys
+from typing import Any
 
 from . import abi
 
@@ -29,14 +30,15 @@ def _open() -> ctypes.CDLL | str:
     import torch  # noqa: F401  # loads torch's OpenMP runtime first, so that both share one pool of threads
 
     path = _path()
-    if not path.exists():
-        return f"{path.name} was not built when varifocal was installed; reinstall it where a C++ compiler is found"
+    remedy = "reinstall varifocal" if os.environ.get("VARIFOCAL_LIBRARY") is None else "unset VARIFOCAL_LIBRARY"
     try:
+        if not path.exists():
+            return f"{path.name} was not built when varifocal was installed; reinstall it where a C++ compiler is found"
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        return f"{path} cannot be loaded: {error}"
+        return f"{path} cannot be loaded: {error}; {remedy}"
     wrong = abi.mismatch(library)
-    return library if wrong is None else f"{path} {wrong}; reinstall varifocal"
+    return library if wrong is None else f"{path} {wrong}; {remedy}"
 
 
 _LIBRARY = _open()
@@ -73,9 +75,15 @@ def target() -> int:
     return targets()[forced]
 
 
+@functools.cache
+def _function(name: str) -> Any:
+    """A function of the C interface, by its name without `vf_`."""
+    return getattr(library(), f"vf_{name}")
+
+
 def call(function: str, argument: ctypes.Structure) -> None:
     """Call a function of the C interface, by its name without `vf_`; a bad status becomes an exception."""
-    status = getattr(library(), f"vf_{function}")(target(), ctypes.byref(argument))
+    status = _function(function)(target(), ctypes.byref(argument))
     if status:
         text = library().vf_status_text(status).decode()
         raise MemoryError(f"{function}: {text}") if status == abi.NO_MEMORY else ValueError(f"{function}: {text}")

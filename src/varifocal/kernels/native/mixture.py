@@ -22,8 +22,10 @@ from .arguments import (
     dtype_argument,
     needs_backward,
     pointer,
+    put_tensor,
     require_inputs,
     require_range,
+    room_like,
     row_pointer,
     rows_contiguous,
     scale_per_head,
@@ -110,31 +112,23 @@ class MixtureInputs(NamedTuple):
 
     def call(self, logsumexp: Tensor, norm: Tensor) -> abi.Mixture:
         """The C arguments but for the outputs; the caller keeps every tensor alive until the C call is over."""
-        call = abi.Mixture(
-            batch=self.q.shape[0],
-            heads=self.q.shape[1],
-            kv_heads=self.k.shape[1],
-            queries=self.q.shape[2],
-            keys=self.k.shape[2],
-            head_width=self.q.shape[3],
-            branch_count=len(self.window),
-            dtype=dtype_argument(self.q),
-            threads=torch.get_num_threads(),
-            skip_closed=self.skip_closed,
-            score=self.score,
-            q=tensor_argument(self.q),
-            k=tensor_argument(self.k),
-            v=tensor_argument(self.v),
-            scale=pointer(self.scale),
-            position=pointer(self.position),
-            start=pointer(self.start),
-            weights=pointer(self.weights),
-            logsumexp=pointer(logsumexp),
-            norm=pointer(norm),
-        )
+        batch, heads, queries, width = self.q.shape
+        call = sized_call(
+            batch, heads, self.k.shape[1], queries, self.k.shape[2], width,
+            branch_count=len(self.limit), dtype=dtype_argument(self.q), threads=torch.get_num_threads(),
+            skip_closed=self.skip_closed, score=self.score,
+        )  # fmt: skip
+        put_tensor(call, abi.Mixture.q, self.q)
+        put_tensor(call, abi.Mixture.k, self.k)
+        put_tensor(call, abi.Mixture.v, self.v)
+        call.scale, call.position, call.start = pointer(self.scale), pointer(self.position), pointer(self.start)
+        call.weights, call.logsumexp, call.norm = pointer(self.weights), pointer(logsumexp), pointer(norm)
         for m, (limit, edge) in enumerate(zip(self.limit, self.edge, strict=True)):
-            width = None if self.width is None or edge <= 0 else row_pointer(self.width, m)
-            call.branch[m] = abi.Branch(row_pointer(self.window, m), row_pointer(self.prefix, m), width, limit, edge)
+            soft = None if self.width is None or edge <= 0 else row_pointer(self.width, m)
+            abi.put_branch(
+                call, m, window=row_pointer(self.window, m) or 0, prefix=row_pointer(self.prefix, m) or 0,
+                width=soft or 0, limit=limit, edge=edge,
+            )  # fmt: skip
         if self.bias_table is not None:
             call.bias = abi.DistanceBias(self.bias_table.shape[-1], pointer(self.bias_table), _strides(self.bias_table))
         if self.pair_a is not None:
@@ -147,6 +141,21 @@ class MixtureInputs(NamedTuple):
                 threshold=self.threshold,
             )
         return call
+
+
+@functools.lru_cache(maxsize=64)
+def _sized(batch: int, heads: int, kv_heads: int, queries: int, width: int, **numbers: int) -> abi.Mixture:
+    """A call that is filled in with what most calls share; to be copied."""
+    return abi.Mixture(batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, head_width=width, **numbers)
+
+
+def sized_call(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, width: int, **numbers: int
+) -> abi.Mixture:
+    """A call with its sizes and numbers, and no tensors yet."""
+    call = abi.Mixture.from_buffer_copy(_sized(batch, heads, kv_heads, queries, width, **numbers))
+    call.keys = keys
+    return call
 
 
 def _strides(table: Tensor) -> ctypes.Array[ctypes.c_int64]:
@@ -168,7 +177,7 @@ class MixtureOutputs(NamedTuple):
 def _forward(given: MixtureInputs) -> MixtureOutputs:
     inputs, made = given.laid_out(), _empty(given)
     call = inputs.call(made.logsumexp, made.norm)
-    call.out = tensor_argument(made.out)
+    put_tensor(call, abi.Mixture.out, made.out)
     for m in range(made.branch_out.shape[0]):
         call.branch_out[m] = tensor_argument(made.branch_out[m])
     library.call("mixture_forward", call)
@@ -179,7 +188,7 @@ def _empty(given: MixtureInputs) -> MixtureOutputs:
     q, save, branches = given.q, given.save, given.window.shape[0]
     rows = (*q.shape[:3], branches)
     return MixtureOutputs(
-        out=torch.empty_like(q),  # in q's layout: heads of a transposed q can be joined without a copy
+        out=room_like(q),
         logsumexp=q.new_empty(rows, dtype=torch.float32),
         norm=q.new_empty((*rows, 2) if save else (0,), dtype=torch.float32),
         branch_out=q.new_empty((branches - 1, *q.shape) if save else (0,)),
@@ -316,7 +325,7 @@ def _backward(ctx: Context[MixtureInputs, MixtureOutputs], grads: MixtureOutputs
 
 def empty_gradients(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the gradients of q (float32, whatever its dtype), k and v."""
-    return torch.empty_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(k)
+    return room_like(q, torch.float32), room_like(k), room_like(k)
 
 
 def scale_gradient(grad_q: Tensor, q: Tensor, scale: Tensor, position: Tensor, start: Tensor) -> Tensor:
@@ -376,8 +385,12 @@ def mixture_inputs(
     weights: Tensor | None = None,
     scale: Tensor | float | None = None,
     bias_table: Tensor | None = None,
+    skip_closed: bool = False,
 ) -> MixtureInputs:
-    """The arguments of `mixture`, as its operators take them; they are known to fit together."""
+    """The arguments of `mixture`, as its operators take them; they are known to fit together.
+
+    With `skip_closed` a branch whose weights are 0, and constant, need not be read; its logsumexp is of no use then.
+    """
     heads, rows = q.shape[1], q.shape[:3]
     widths = [branch.width for branch in branches]
     width = None
@@ -396,7 +409,7 @@ def mixture_inputs(
         prefix=per_head([branch.prefix for branch in branches], heads, "prefix"),
         limit=[branch.limit for branch in branches],
         edge=[0.0 if branch.width is None else branch.edge for branch in branches],
-        skip_closed=weights is not None and not (torch.is_grad_enabled() and weights.requires_grad),
+        skip_closed=skip_closed and weights is not None and not needs_backward(weights),
         save=False,
         score=DOT if bias_table is None else DISTANCE_BIAS,
         bias_table=None if bias_table is None else bias_table.float(),

@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
+from .once import differentiable_once, has_tangent, in_forward_mode, transformed
+
 Inputs = TypeVar("Inputs", bound=NamedTuple)
 Outputs = TypeVar("Outputs", bound=NamedTuple)
 
@@ -91,15 +93,26 @@ class Operator(Generic[Inputs, Outputs]):
         self._defined.register_fake(as_torch(fake))
         self._overload = getattr(torch.ops.varifocal, name).default
         self._kernel = kernel
+        self._nested = _nests(inputs)
 
     def __call__(self, inputs: Inputs) -> Outputs:
         """Run it; without torch's dispatcher where that would do nothing but pass the call on."""
-        if runs_plainly(_flat(inputs)):
+        if runs_plainly(_flat(inputs) if self._nested else inputs):
             return self._kernel(inputs)
+        if not torch.compiler.is_compiling() and in_forward_mode():
+            self._refuse_tangents(inputs)
         made = self._overload(*_flat(inputs))
         count = len(self.outputs._fields)
         result: Outputs = self.outputs(*(made if count > 1 else (made,) * count))
         return result
+
+    def _refuse_tangents(self, inputs: Inputs) -> None:
+        """RuntimeError if a derivative along an input's tangent is wanted: it would be dropped."""
+        for value in _flat(inputs):
+            if isinstance(value, Tensor) and has_tangent(value):
+                raise RuntimeError(
+                    f"varifocal::{self.name} has no forward-mode derivative; use backend='auto' or 'reference'"
+                )
 
     def differentiate(
         self,
@@ -121,6 +134,7 @@ class Operator(Generic[Inputs, Outputs]):
             ctx.mark_non_differentiable(*(getattr(made, name) for name in without))
             ctx.set_materialize_grads(False)  # outputs kept for the backward are large, and never have gradients
 
+        @differentiable_once(f"varifocal::{self.name}")
         def run(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
             if all(grad is None for grad in grads):
                 return (None,) * len(self.names)
@@ -144,8 +158,8 @@ def runs_plainly(values: Sequence[Any]) -> bool:
     if (
         torch.compiler.is_compiling()
         or torch.is_autocast_enabled("cpu")
+        or transformed()
         or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
     ):
         return False
     grad = torch.is_grad_enabled()

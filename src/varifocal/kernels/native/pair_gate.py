@@ -45,12 +45,13 @@ def pair_gate(
     threshold: float = 0.1,
     branches: Sequence[MixtureBranch] = (MixtureBranch(window=CAUSAL),),
     weights: Tensor | None = None,
+    skip_closed: bool = False,
 ) -> PairGated:
     """Pair-gated attention on the CPU; differentiable in every floating argument.
 
-    q, k, v, branches, position, start and weights as in `mixture`. a [B, H, T, P] and b [B, H, S, P], the halves of the
-    hidden layer, output [H, P] and bias [H] (None: 0), taken as float32. scale [H] is a factor on q . k / sqrt(D)
-    (None: 1).
+    q, k, v, branches, position, start and weights as in `mixture`, skip_closed as in `mixture_inputs`.
+    a [B, H, T, P] and b [B, H, S, P], the halves of the hidden layer, output [H, P] and bias [H] (None: 0), taken as
+    float32. scale [H] is a factor on q . k / sqrt(D) (None: 1).
     """
     _check(q, k, a, b, output=output, bias=bias, scale=scale)
     if form not in FORMS:
@@ -62,7 +63,7 @@ def pair_gate(
     inputs = mixture_inputs(
         q, k, v,
         branches=branches, position=position, start=start, weights=weights,
-        scale=1 / root if scale is None else scale.float() / root,
+        scale=1 / root if scale is None else scale.float() / root, skip_closed=skip_closed,
     )._replace(
         score=FORMS[form], threshold=threshold,
         pair_a=a.float(), pair_b=b.float(),

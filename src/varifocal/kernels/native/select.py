@@ -16,6 +16,7 @@ from .arguments import (
     contiguous,
     dtype_argument,
     pointer,
+    put_tensor,
     require_inputs,
     require_range,
     rows_contiguous,
@@ -51,25 +52,19 @@ def _select_kernel(given: SelectInputs) -> SelectOutputs:
     position, start, budget = contiguous(given.position), contiguous(given.start), contiguous(given.budget)
     source, made = k if pooled is None else pooled, _empty(given)
     assert source is not None
+    batch, heads, queries, width = q.shape
     call = abi.Select(
-        batch=q.shape[0],
-        heads=q.shape[1],
-        kv_heads=source.shape[1],
-        queries=q.shape[2],
-        keys=given.keys,
-        head_width=q.shape[3],
-        capacity=given.capacity,
+        batch, heads, source.shape[1], queries, given.keys, width, given.capacity,
         dtype=dtype_argument(q),
         threads=torch.get_num_threads(),
         block=given.block,
-        q=tensor_argument(q),
-        k=tensor_argument(k),
-        pooled=tensor_argument(pooled),
         position=pointer(position),
         start=pointer(start),
         budget=pointer(budget),
         selected=pointer(made.selected),
-    )
+    )  # fmt: skip
+    put_tensor(call, abi.Select.q, q)
+    put_tensor(call, abi.Select.k if pooled is None else abi.Select.pooled, source)
     library.call("select_best", call)
     return made
 
@@ -158,6 +153,7 @@ def select_blocks(
             )
         k = None
     _require(q, source, position, start, budget)
+    block = min(block, max(keys, 1))  # none longer than the text is ever complete
     most = _capacity(budget, capacity, keys // block)
     inputs = SelectInputs(q, k, pooled, position, start, budget, keys=keys, capacity=most, block=block)
     return _select(inputs).selected
@@ -216,4 +212,5 @@ def update_pooled(pooled: Tensor, k_new: Tensor, *, position: Tensor, start: Ten
     if pooled.stride(-1) != 1:
         raise ValueError(f"pooled must have a contiguous last dimension, got strides {pooled.stride()}")
     require_range(position, start, batch=batch, queries=count)
-    _pool(PoolInputs(pooled, k_new, position, start, block))
+    # Positions are int32: a longer block never ends, and its mean is never looked at.
+    _pool(PoolInputs(pooled, k_new, position, start, min(block, 2**30 // max(pooled.shape[2], 1))))

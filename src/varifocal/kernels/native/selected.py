@@ -13,8 +13,10 @@ from .arguments import (
     contiguous,
     dtype_argument,
     pointer,
+    put_tensor,
     require_inputs,
     require_range,
+    room_like,
     rows_contiguous,
     scale_per_head,
     tensor_argument,
@@ -31,6 +33,8 @@ class Selected(NamedTuple):
     """[B, H, T, D] in q's dtype."""
     logsumexp: Tensor
     """[B, H, T] float32: log of the sum of exp(s), -inf where nothing is read; differentiable."""
+    norm: Tensor
+    """[B, H, T, 2] float32, for the backward: the largest score, in powers of 2, and 1 / the sum of 2^(s - largest)."""
 
 
 class SelectedInputs(NamedTuple):
@@ -56,43 +60,45 @@ class SelectedInputs(NamedTuple):
                 changed[name] = rows_contiguous(x) if name in ("q", "k", "v") else x.contiguous()
         return self._replace(**changed) if changed else self
 
-    def call(self, logsumexp: Tensor) -> abi.Selected:
+    def call(self, logsumexp: Tensor | None, norm: Tensor) -> abi.Selected:
         """The C arguments but for the output; the caller keeps every tensor alive until the C call is over."""
-        return abi.Selected(
-            batch=self.q.shape[0],
-            heads=self.q.shape[1],
-            kv_heads=self.k.shape[1],
-            index_heads=self.selected.shape[1],
-            queries=self.q.shape[2],
-            keys=self.k.shape[2],
-            head_width=self.q.shape[3],
-            capacity=self.selected.shape[3],
+        batch, heads, queries, width = self.q.shape
+        _, index_heads, _, capacity = self.selected.shape
+        call = abi.Selected(
+            batch, heads, self.k.shape[1], index_heads, queries, self.k.shape[2], width, capacity,
             dtype=dtype_argument(self.q),
             threads=torch.get_num_threads(),
             block=self.block,
             include_self=self.include_self,
-            q=tensor_argument(self.q),
-            k=tensor_argument(self.k),
-            v=tensor_argument(self.v),
             scale=pointer(self.scale),
             position=pointer(self.position),
             start=pointer(self.start),
             selected=pointer(self.selected),
             weights=pointer(self.weights),
             logsumexp=pointer(logsumexp),
-        )
+            norm=pointer(norm),
+        )  # fmt: skip
+        put_tensor(call, abi.Selected.q, self.q)
+        put_tensor(call, abi.Selected.k, self.k)
+        put_tensor(call, abi.Selected.v, self.v)
+        return call
 
 
 def _forward(given: SelectedInputs) -> Selected:
     inputs, made = given.laid_out(), _empty(given)
-    call = inputs.call(made.logsumexp)
-    call.out = tensor_argument(made.output)
+    call = inputs.call(made.logsumexp, made.norm)
+    put_tensor(call, abi.Selected.out, made.output)
     library.call("attend_selected", call)
     return made
 
 
 def _empty(given: SelectedInputs) -> Selected:
-    return Selected(torch.empty_like(given.q), given.q.new_empty(given.q.shape[:3], dtype=torch.float32))
+    rows = given.q.shape[:3]
+    return Selected(
+        output=room_like(given.q),
+        logsumexp=given.q.new_empty(rows, dtype=torch.float32),
+        norm=given.q.new_empty((*rows, 2), dtype=torch.float32),
+    )
 
 
 selected_forward = Operator("attend_selected", SelectedInputs, Selected, _forward, fake=_empty)
@@ -105,7 +111,7 @@ class SelectedBackwardInputs(NamedTuple):
     delta: Tensor | None
     """Of the output; for blocks only, single keys do without."""
     grad_logsumexp: Tensor | None
-    logsumexp: Tensor
+    norm: Tensor
     forward: SelectedInputs
 
 
@@ -123,7 +129,7 @@ def _backward_kernel(given: SelectedBackwardInputs) -> SelectedGradients:
     grad_out, delta = rows_contiguous(given.grad_out), contiguous(given.delta)
     grad_logsumexp = contiguous(given.grad_logsumexp)
     call = abi.SelectedGrad(
-        forward=forward.call(given.logsumexp),
+        forward=forward.call(None, given.norm),
         grad_out=tensor_argument(grad_out),
         delta=pointer(delta),
         grad_logsumexp=pointer(grad_logsumexp),
@@ -149,19 +155,23 @@ selected_backward = Operator(
 
 def _backward(ctx: Context[SelectedInputs, Selected], grads: Selected) -> Gradients:
     inputs, outputs = ctx.saved()
-    q, position, start, logsumexp = inputs.q, inputs.position, inputs.start, outputs.logsumexp
+    q, position, start, norm = inputs.q, inputs.position, inputs.start, outputs.norm
     grad_out = torch.zeros_like(q) if grads.output is None else grads.output
     delta = delta_of(grad_out, outputs.output, position, start) if inputs.block else None
     del outputs
     ctx.release()
-    found = selected_backward(SelectedBackwardInputs(grad_out, delta, grads.logsumexp, logsumexp, inputs))
+    found = selected_backward(SelectedBackwardInputs(grad_out, delta, grads.logsumexp, norm, inputs))
     dscale = scale_gradient(found.q, q, inputs.scale, position, start) if ctx.wants("scale") else None
     dweights = found.weights if ctx.wants("weights") else None
     return {"q": found.q.to(q.dtype), "k": found.k, "v": found.v, "scale": dscale, "weights": dweights}
 
 
-# Over single keys the backward does without the output, which is then free to go.
-selected_forward.differentiate(_backward, keeps=lambda inputs, output: output != "output" or bool(inputs.block))
+def _keeps(inputs: SelectedInputs, output: str) -> bool:
+    """Over single keys the backward does without the output, which is then free to go."""
+    return output == "norm" or (output == "output" and bool(inputs.block))
+
+
+selected_forward.differentiate(_backward, without=("norm",), keeps=_keeps)
 selected_forward.autocast_to_float32()
 
 
@@ -178,7 +188,35 @@ def selected_inputs(
     weights: Tensor | None,
     scale: Tensor | float | None,
 ) -> SelectedInputs:
-    """The arguments of `attend_selected`, checked, as its operators take them."""
+    """The arguments of `attend_selected`, as its operators take them; they are known to fit together."""
+    return SelectedInputs(
+        q=q,
+        k=k,
+        v=v,
+        scale=scale_per_head(scale, q),
+        position=position,
+        start=start,
+        selected=selected,
+        weights=None if weights is None else weights.float(),
+        # No block is longer than the text: one that says so takes no more memory, and reads the same.
+        block=min(block or 0, max(k.shape[2], 1)),
+        include_self=include_self,
+    )
+
+
+def check_selected(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    selected: Tensor,
+    *,
+    position: Tensor,
+    start: Tensor,
+    block: int | None,
+    include_self: bool,
+    weights: Tensor | None,
+) -> None:
+    """ValueError unless the arguments of `attend_selected` fit together."""
     batch, heads, queries, width = q.shape
     if k.shape != v.shape or k.shape[0] != batch or k.shape[3] != width or k.shape[1] < 1 or heads % k.shape[1]:
         raise ValueError(f"q, k, v of shapes {[*q.shape]}, {[*k.shape]}, {[*v.shape]} do not fit together")
@@ -197,18 +235,6 @@ def selected_inputs(
         )
     if weights is not None and weights.shape != (batch, heads, queries):
         raise ValueError(f"weights must be [B, H, T] = {[batch, heads, queries]}, got {[*weights.shape]}")
-    return SelectedInputs(
-        q=q,
-        k=k,
-        v=v,
-        scale=scale_per_head(scale, q),
-        position=position,
-        start=start,
-        selected=selected,
-        weights=None if weights is None else weights.float(),
-        block=block or 0,
-        include_self=include_self,
-    )
 
 
 def attend_selected(
@@ -232,6 +258,10 @@ def attend_selected(
     up to the query are read; without it the selected keys, and the query's own if `include_self`. weights [B, H, T]
     multiply the output. scale a number or [H] (None: 1 / sqrt(D)).
     """
+    check_selected(
+        q, k, v, selected,
+        position=position, start=start, block=block, include_self=include_self, weights=weights,
+    )  # fmt: skip
     inputs = selected_inputs(
         q, k, v, selected,
         position=position, start=start, block=block, include_self=include_self, weights=weights, scale=scale,

@@ -21,7 +21,7 @@ from .mixture import (
     mixture_forward,
     scale_gradient,
 )
-from .operator import Context, Gradients, Operator
+from .operator import Context, Gradients, Operator, runs_plainly
 from .selected import SelectedBackwardInputs, SelectedInputs, selected_backward, selected_forward
 
 
@@ -75,13 +75,14 @@ class WindowAndTopKInputs(NamedTuple):
 
 
 class WindowAndTopKOutputs(NamedTuple):
-    """The outputs of the forward; the last three, for the backward, are [0] unless `save`."""
+    """The outputs of the forward; the last four, for the backward, are [0] unless `save`."""
 
     out: Tensor
     window_logsumexp: Tensor
     selected_logsumexp: Tensor
     norm: Tensor
     branch_out: Tensor
+    selected_norm: Tensor
     selected_out: Tensor
     """[0] over single keys too: there the backward finds the delta of the top-k's output by itself."""
 
@@ -95,6 +96,7 @@ def _forward(given: WindowAndTopKInputs) -> WindowAndTopKOutputs:
         selected_logsumexp=selection.logsumexp,
         norm=windows.norm,
         branch_out=windows.branch_out,
+        selected_norm=selection.norm if given.save else selection.norm.new_empty(0),
         selected_out=kept,
     )
 
@@ -110,11 +112,11 @@ def _backward(ctx: Context[WindowAndTopKInputs, WindowAndTopKOutputs], grads: Wi
     deltas = [delta_of(grad_out, one, position, start) for one in outputs.branch_out]
     whole = delta_of(grad_out, outputs.out, position, start)
     delta = delta_of(grad_out, outputs.selected_out, position, start) if inputs.block else None
-    window_logsumexp, selected_logsumexp, norm = outputs.window_logsumexp, outputs.selected_logsumexp, outputs.norm
+    window_logsumexp, selected_norm, norm = outputs.window_logsumexp, outputs.selected_norm, outputs.norm
     # The outputs have served: without them the gradients find room where they stood.
     del outputs
     ctx.release()
-    selection = selected_backward(SelectedBackwardInputs(grad_out, delta, None, selected_logsumexp, inputs.selection()))
+    selection = selected_backward(SelectedBackwardInputs(grad_out, delta, None, selected_norm, inputs.selection()))
     deltas.append(whole - (inputs.selected_weights * selection.weights if delta is None else delta))
     windows = mixture_backward(
         MixtureBackwardInputs(
@@ -143,7 +145,8 @@ def _backward(ctx: Context[WindowAndTopKInputs, WindowAndTopKOutputs], grads: Wi
 
 
 _operator.differentiate(
-    _backward, without=("window_logsumexp", "selected_logsumexp", "norm", "branch_out", "selected_out")
+    _backward,
+    without=("window_logsumexp", "selected_logsumexp", "norm", "branch_out", "selected_norm", "selected_out"),
 )
 _operator.autocast_to_float32()
 
@@ -156,6 +159,9 @@ def window_and_top_k(windows: MixtureInputs, selection: SelectedInputs) -> Windo
     assert windows.score == DOT, "a top-k rates keys by their dot products alone"
     assert windows.weights is not None
     assert selection.weights is not None
+    if runs_plainly(windows) and runs_plainly(selection):
+        near, far = mixture_forward(windows), selected_forward(selection)
+        return WindowAndTopK(near.out.add_(far.output), near.logsumexp, far.logsumexp)
     inputs = WindowAndTopKInputs(
         q=windows.q, k=windows.k, v=windows.v, scale=windows.scale, position=windows.position, start=windows.start,
         weights=windows.weights, width=windows.width, selected=selection.selected, selected_weights=selection.weights,

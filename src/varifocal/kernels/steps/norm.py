@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from varifocal.kernels.native import abi, library
 from varifocal.kernels.native.arguments import pointer
+from varifocal.kernels.native.once import differentiable_once
 
 PARTS = 64
 """Rows in which the weight's gradient is summed up, whatever the number of threads."""
@@ -51,7 +51,7 @@ class _Norm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("a native norm", instead="run the model in float64")
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         kept, inverse, weight, cosines, sines = ctx.saved_tensors
         grad_out, grad_x = grad_out.contiguous(), torch.empty_like(kept)

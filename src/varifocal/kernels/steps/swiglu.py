@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from varifocal.kernels.native import abi, library
 from varifocal.kernels.native.arguments import pointer
+from varifocal.kernels.native.once import differentiable_once
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ class _Swiglu(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("a native SwiGLU", instead="run the model in float64")
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         grad_out, grad_gate, grad_up = grad_out.contiguous(), torch.empty_like(gate), torch.empty_like(up)

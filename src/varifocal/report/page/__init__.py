@@ -1,1 +1,1 @@
-"""Run files to one HTML page that needs nothing else."""
+"""One HTML page made from the files of runs; the page needs nothing else."""

@@ -35,7 +35,7 @@ def analysis_figures(name: str, analysis: Analysis) -> list[Figure]:
     if analysis.width_shares is not None:
         figures.append(width_figure(name, analysis, analysis.width_shares))
     if (shares := analysis.selected_shares) is not None:
-        title = "How far the keys lie that top-k selected"
+        title = "How far away the keys that top-k selected are"
         figures.append(distance_figure(name, analysis, shares, "selected", title))
     return figures
 
@@ -60,8 +60,8 @@ def selection_figure(name: str, analysis: Analysis) -> Figure:
         title=f"Dense attention that a window of {analysis.window} and top-k recover, {name}, by layer and head",
         svg=svg,
         words=(
-            f"In the mean over heads, at queries beyond the window: {told}; without any preference a window would hold "
-            f"{found.uniform:.1%}. Heads: {counts}."
+            f"Mean over heads, for queries beyond the window: {told}; if a head had no preference, the window would "
+            f"hold {found.uniform:.1%}. Heads: {counts}."
         ),
         header=("layer", "head", "reach", *(f"{one}_{side}" for one in recovered for side in ("mean", "low", "high"))),
         rows=[
@@ -85,7 +85,7 @@ def kind_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
 
 
 def gain_figure(name: str, analysis: Analysis) -> Figure:
-    """What the text beyond the window is worth by the kind of the predicted token."""
+    """The worth of the text beyond the window, by the kind of the predicted token."""
     return difference_figure(
         analysis.context_gain.by_kind,
         name=f"{name}_context_gain",
@@ -96,7 +96,7 @@ def gain_figure(name: str, analysis: Analysis) -> Figure:
 
 
 def difference_figure(kinds: Sequence[KindRow], *, name: str, title: str, axis: str, command: str) -> Figure:
-    """One line for each kind: a filled circle where the difference survives the correction, else a hollow diamond."""
+    """One line for each kind: a filled circle if the difference survives the correction, else a hollow diamond."""
     rows = [row for row in kinds if row.difference is not None]
     sure = [row for row in rows if is_sure(row)]
     reach = shown_reach(rows)
@@ -119,7 +119,7 @@ def difference_figure(kinds: Sequence[KindRow], *, name: str, title: str, axis: 
         f"Differences that survive Holm's correction (filled circles): {told}. " if sure else "No difference shown. "
     )
     words += f"{len(rows) - len(sure)} of {len(rows)} kinds show no difference from the others."
-    words += f" The intervals of {', '.join(cut)} reach beyond the picture." if cut else ""
+    words += f" The intervals of {', '.join(cut)} extend beyond the picture." if cut else ""
     return Figure(
         name=name,
         title=title,
@@ -137,20 +137,20 @@ KIND_COLUMNS = (
 
 
 def bounds(row: KindRow) -> tuple[float, float]:
-    """The ends of a row's interval; its difference twice if there is none."""
+    """The ends of a row's interval; both are its difference if it has no interval."""
     middle = row.difference or 0.0
     return (middle, middle) if row.low is None or row.high is None else (row.low, row.high)
 
 
 def shown_reach(rows: list[KindRow]) -> float:
-    """How far the picture reaches: over all differences, and the intervals of kinds that at least 5 documents have."""
+    """The limit of the axis: it covers all differences, and the intervals of kinds in at least 5 documents."""
     found = [abs(row.difference or 0) for row in rows]
     found += [abs(side) for row in rows if row.documents >= 5 for side in bounds(row)]
     return 1.1 * max(found, default=0.0) or 1.0
 
 
 def position_figure(name: str, analysis: Analysis, quantity: str) -> Figure:
-    """A quantity by position, with its interval, and each layer's."""
+    """A quantity by position, with its interval, and the mean of each layer."""
     rows = analysis.quantities[quantity].by_position
     places, layers = range(len(rows)), range(analysis.layers)
     with canvas(5.0, 3.4) as (figure, axes):
@@ -205,7 +205,7 @@ def width_figure(name: str, analysis: Analysis, found: WidthShares) -> Figure:
 
 
 def distance_figure(name: str, analysis: Analysis, found: DistanceShares, what: str, title: str) -> Figure:
-    """How far the keys lie that attention weighs, or that top-k selected, by layer."""
+    """How far away the keys are that attention weighs, or that top-k selected, by layer."""
     bins, window = found.bins, analysis.window
     layers = shares_by_layer(found.shares)
     beyond = {
@@ -235,7 +235,7 @@ SHARE_COLUMNS = ("layer", "from", "to", "share")
 
 
 def shares_by_layer(shares: Shares) -> dict[int, list[float]]:
-    """The mean over heads of each layer that has shares."""
+    """The mean over heads for each layer that has shares."""
     means = {layer: over_heads(heads) for layer, heads in enumerate(shares)}
     return {layer: values for layer, values in means.items() if values is not None}
 
@@ -268,6 +268,6 @@ def over_heads(heads: Grid) -> list[float] | None:
 
 
 def mean(values: Grid) -> float:
-    """The mean of what is known of a map."""
+    """The mean of the known values of a map."""
     known = [one for row in values for one in row if one is not None]
     return sum(known) / len(known) if known else float("nan")

@@ -1,4 +1,4 @@
-"""The question that a page asks, and as much of an answer as the intervals allow."""
+"""The question that a page asks, and as much of an answer as the intervals support."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from varifocal.results.comparison import ArmResult
 from varifocal.statistics.comparison import Comparison
 
 SURE = 0.05
-"""A claim needs a p-value below it after Holm's correction, and an interval that leaves out 0."""
+"""A claim needs a p-value below this after Holm's correction, and an interval that excludes 0."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Question, the answer in a few words, and its reasons."""
+    """A question, its answer in a few words, and the reasons."""
 
     question: str
     short: str
@@ -38,7 +38,7 @@ def answer_of_comparison(comparison: Comparison) -> Answer:
         return Answer(
             question,
             "One seed: nothing can be concluded.",
-            (f"Differences to {baseline} in nats a token, below 0 is lower: {spread}. "
+            (f"Differences from {baseline} in nats a token, below 0 is lower: {spread}. "
              "Without a second seed their spread is not known.",),
         )  # fmt: skip
     lower = [result for result in measured if is_sure(result) and result.difference and result.difference.mean < 0]
@@ -60,7 +60,7 @@ def answer_of_comparison(comparison: Comparison) -> Answer:
 
 
 def is_sure(result: ArmResult) -> bool:
-    """Whether interval and corrected p-value both allow the claim."""
+    """Whether the interval and the corrected p-value both support the claim."""
     return bool(
         result.difference
         and result.difference.excludes_zero
@@ -86,8 +86,8 @@ def equals(text: str) -> str:
 
 
 def answer_of_run(run: RunFiles) -> Answer:
-    """How far a single run came."""
-    question = f"How far did {run.name} come?"
+    """What loss a single run reached."""
+    question = f"What loss did {run.name} reach?"
     if run.summary is None:
         reached = f"; the last validation loss is {run.curve[-1][1]:.4f} nats a token" if run.curve else ""
         return Answer(question, f"Not finished: step {run.step}{reached}.", ())
@@ -95,7 +95,7 @@ def answer_of_run(run: RunFiles) -> Answer:
     return Answer(
         question,
         f"Validation loss {done.validation_loss:.4f} nats a token after {done.steps} steps.",
-        (f"{done.tokens:,} tokens of training. One run has no spread: set it beside others with 'varifocal compare'.",),
+        (f"{done.tokens:,} tokens of training. One run has no spread: 'varifocal compare' sets it beside others.",),
     )
 
 

@@ -47,7 +47,7 @@ def bench_figure(bench: AttentionBench, kind: str, names: list[str], *, speed: b
         name=f"{'speed' if speed else 'memory'}_against_length",
         title=f"{'Speed' if speed else 'Memory'} against the length of the text, {PASSES.get(kind, kind)}",
         svg=svg,
-        words=f"At the longest text that each was measured on: {'; '.join(told)}.",
+        words=f"On the longest text that each was measured on: {'; '.join(told)}.",
         header=("contender", "tokens", "speed" if speed else "peak_megabytes"),
         rows=rows,
         command=bench.environment.command,

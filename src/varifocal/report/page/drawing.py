@@ -1,4 +1,4 @@
-"""matplotlib's figures as SVG that takes its colours from the page, so that one picture serves light and dark."""
+"""matplotlib's figures as SVG that takes its colours from the page, so that one picture fits light and dark pages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 INK = "#010101"
-"""Stands for the colour of the text around the figure."""
+"""A placeholder for the colour of the text around the figure."""
 SERIES = ("#0072b2", "#d55e00", "#00805d", "#aa3f84", "#a06000", "#3a87ad")
-"""Stand for the page's colours of series 1 to 6, and are their values in light: told apart by the colour-blind, and
-each line has a marker and a dash of its own besides."""
+"""Placeholders for the page's colours of series 1 to 6, with their values on a light page. Colour-blind readers can
+tell them apart, and each line also has its own marker and dash."""
 MARKERS = "os^Dv<>PX*"
 DASHES = ("-", "--", "-.", ":")
 MAP = "cividis"
-"""From dark blue to yellow, the same for all eyes."""
+"""From dark blue to yellow; colour-blind readers see the same order."""
 OWN_ID = "figure-id-"
-"""Stands before every id of an SVG, to be replaced by something that no other figure of the page has."""
+"""The prefix of every id of an SVG; the page replaces it by one that no other figure has."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -47,7 +47,7 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def canvas(width: float, height: float, columns: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """A figure of so many inches and its axes (an array for several columns); closed at the end."""
+    """A figure of that size in inches and its axes (an array for several columns); it is closed at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -62,7 +62,7 @@ def canvas(width: float, height: float, columns: int = 1, **options: Any) -> Ite
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour, marker and dash of the series of that number."""
+    """Colour, marker and dash of a series, by its number."""
     return {
         "color": SERIES[number % len(SERIES)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -73,7 +73,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def finished(figure: Any) -> str:
-    """The figure as SVG for the inside of an HTML page: no header, no size, the page's colours, marked ids."""
+    """The figure as SVG to put into an HTML page: no header, no size, the page's colours, marked ids."""
     content = io.StringIO()
     figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = content.getvalue()
@@ -85,12 +85,12 @@ def finished(figure: Any) -> str:
     svg = with_own_ids(svg).replace(INK, "currentColor")
     for number, color in enumerate(SERIES):
         svg = svg.replace(color, f"var(--series-{number + 1})")
-    # A small figure is not to be blown up to the width of the page.
+    # A small figure must not be stretched to the width of the page.
     return svg.strip().replace("<svg", f'<svg style="--natural: {width * 6.2:.1f}rem"', 1)
 
 
 def with_own_ids(svg: str) -> str:
-    """The ids that something in the SVG refers to, each once and marked as its own; the others are gone."""
+    """The SVG with only those ids that something in it refers to, each once and with the prefix OWN_ID."""
     wanted = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
 
     def kept(match: re.Match[str]) -> str:
@@ -105,20 +105,20 @@ def with_own_ids(svg: str) -> str:
 
 
 def legend(figure: Any, axes: Any, *, columns: int = 3) -> None:
-    """The names of the series above the axes, where no line runs."""
+    """Put the names of the series above the axes, where they cover no line."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper left", ncols=min(columns, len(handles)))
 
 
 def plain_numbers(axis: Any) -> None:
-    """Labels of a logarithmic axis as plain numbers."""
+    """Label a logarithmic axis with plain numbers."""
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(lambda value, _: "")
 
 
 def few_ticks(axis: Any) -> None:
-    """So few labels that they do not run into each other."""
+    """Use so few labels that they do not run into each other."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(5))
@@ -127,7 +127,7 @@ def few_ticks(axis: Any) -> None:
 def heat_map(
     figure: Any, axes: Any, values: Sequence[Sequence[float | None]], *, least: float, most: float, form: str
 ) -> None:
-    """Layers downwards, heads to the right, with the numbers in the cells where there is room."""
+    """Draw a map with layers downwards and heads to the right, and with numbers in the cells if there is room."""
     import numpy
 
     shown = numpy.array([[numpy.nan if one is None else one for one in row] for row in values], dtype=float)

@@ -15,7 +15,7 @@ class Figure:
     """One figure."""
 
     name: str
-    """Of its file of numbers."""
+    """The name of the file with its numbers."""
     title: str
     svg: str
     """As `drawing.finished` returns it."""
@@ -35,10 +35,10 @@ class Figure:
         return content.getvalue()
 
     def link(self) -> str:
-        """The CSV as the address of a link."""
+        """The CSV as a data: address for a link."""
         return "data:text/csv;charset=utf-8," + quote(self.csv())
 
 
 def as_text(cell: Cell) -> Cell:
-    """The cell; a text that a spreadsheet would run as a formula begins with an apostrophe."""
+    """The cell; a text that a spreadsheet would run as a formula gets an apostrophe in front."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t") else cell

@@ -23,7 +23,7 @@ OVER_TRAINING = {
 
 
 def gate_figures(arm: str, runs: list[RunFiles], command: str | None = None) -> list[Figure]:
-    """The figures of an arm's traces, in the mean over its seeds; `command` made them, by default the runs' own."""
+    """The figures of an arm's traces, averaged over its seeds; `command` made the traces, by default the runs' own."""
     traces = mean_traces([run.traces for run in runs if run.traces])
     if not traces:
         return []
@@ -39,7 +39,7 @@ def gate_figures(arm: str, runs: list[RunFiles], command: str | None = None) -> 
 
 
 def mean_traces(every: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[numpy.float64]]:
-    """The mean over runs of what they have in common, at the steps that all have."""
+    """The mean over runs of the traces that all of them have, at the steps that all of them have."""
     if not every:
         return {}
     steps = sorted(set.intersection(*(set(traces["step"].tolist()) for traces in every)))
@@ -54,7 +54,7 @@ def mean_traces(every: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[numpy
 
 
 def map_figure(arm: str, traces: dict[str, NDArray[numpy.float64]], seeds: int, command: str) -> Figure:
-    """The gate of each layer and head at the end."""
+    """A map of the gate of each layer and head at the end of training."""
     gates = traces["gate_mean"][-1]
     layers, heads = gates.shape
     with canvas(1.6 + 0.55 * heads, 1.2 + 0.42 * layers) as (figure, axes):
@@ -68,7 +68,7 @@ def map_figure(arm: str, traces: dict[str, NDArray[numpy.float64]], seeds: int, 
         title=f"Gate of each layer and head of {arm} after {int(traces['step'][-1])} steps, mean over {plural(seeds)}",
         svg=svg,
         words=(
-            "1 reads the near branch only, 0 the far one only. Mean over all heads "
+            "A gate of 1 reads only the near branch, a gate of 0 only the far one. Mean over all heads "
             f"{numpy.nanmean(gates):.3f}; highest {gates[nearest]:.3f} in layer {nearest[0]} head {nearest[1]}, lowest "
             f"{gates[furthest]:.3f} in layer {furthest[0]} head {furthest[1]}."
         ),
@@ -83,11 +83,11 @@ def map_figure(arm: str, traces: dict[str, NDArray[numpy.float64]], seeds: int, 
 
 
 def training_figure(arm: str, name: str, traces: dict[str, NDArray[numpy.float64]], seeds: int, command: str) -> Figure:
-    """One trace by layer, in the mean over heads, against the step."""
+    """One trace by layer, averaged over heads, against the step."""
     title, axis = OVER_TRAINING[name]
     steps = traces["step"]
     with warnings.catch_warnings():
-        # A layer that has no such thing is NaN throughout.
+        # A layer without gates, or without widths, is NaN throughout, and its mean would warn.
         warnings.simplefilter("ignore", RuntimeWarning)
         by_layer = numpy.nanmean(traces[name], axis=2)
     shown = [layer for layer in range(by_layer.shape[1]) if numpy.isfinite(by_layer[:, layer]).any()]
@@ -120,7 +120,7 @@ def training_figure(arm: str, name: str, traces: dict[str, NDArray[numpy.float64
 
 
 def cell(value: float) -> Cell:
-    """The number, or nothing."""
+    """The number with six digits; None if it is not finite."""
     return float(f"{value:.6g}") if numpy.isfinite(value) else None
 
 

@@ -52,7 +52,7 @@ def curves_figure(curves: dict[str, Curve], baseline: str, command: str) -> Figu
 
 
 def differences_figure(curves: dict[str, Curve], baseline: str, command: str) -> Figure:
-    """Paired differences to the baseline while training."""
+    """Paired differences from the baseline while training."""
     with canvas(6.4, 4.0) as (figure, axes):
         for name, style in styles(list(curves), baseline).items():
             draw(axes, curves[name], name, style)
@@ -64,9 +64,9 @@ def differences_figure(curves: dict[str, Curve], baseline: str, command: str) ->
     last = "; ".join(f"{name} {curve[-1][1].mean:+.4f}" for name, curve in curves.items() if curve)
     return Figure(
         name="difference_while_training",
-        title=f"Difference to {baseline} while training, paired by seed",
+        title=f"Difference from {baseline} while training, paired by seed",
         svg=svg,
-        words=f"Difference of the validation loss to {baseline}, below 0 is better. At the last validation: {last}.",
+        words=f"Validation loss minus that of {baseline}; below 0 is better. At the last validation: {last}.",
         header=("arm", "tokens", "difference", "low", "high", "seeds"),
         rows=curve_rows(curves),
         command=command,
@@ -96,7 +96,7 @@ def end_figure(comparison: Comparison, command: str) -> Figure:
         svg = finished(figure)
     return Figure(
         name="difference_at_the_end",
-        title=f"Difference to {comparison.baseline} at the end of training"
+        title=f"Difference from {comparison.baseline} at the end of training"
         + (", with its 95 % interval over seeds" if any(row[2] is not None for row in rows) else ""),
         svg=svg,
         words=f"Below 0 is better than {comparison.baseline}: {'; '.join(told)}.",
@@ -128,14 +128,14 @@ def run_figure(run: RunFiles) -> Figure | None:
 
 
 def styles(names: list[str], baseline: str) -> dict[str, dict[str, Any]]:
-    """How each arm is drawn, the same in every figure: the baseline in the colour of the text."""
+    """How each arm is drawn, the same in every figure; the baseline has the colour of the text."""
     others = [name for name in names if name != baseline]
     numbered = {name: line_style(number) for number, name in enumerate(others)}
     return {name: numbered.get(name, line_style(0) | {"color": INK}) for name in names}
 
 
 def draw(axes: Any, curve: Curve, name: str, style: dict[str, Any]) -> None:
-    """A line with its band."""
+    """Draw a line with its band."""
     tokens = [count / 1e6 for count, _ in curve]
     axes.plot(tokens, [point.mean for _, point in curve], label=name, **style)
     bounds = [point.interval for _, point in curve]

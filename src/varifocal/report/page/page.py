@@ -1,4 +1,4 @@
-"""The page itself: sections of tables and figures, filled into the template."""
+"""The page itself: sections of tables and figures, rendered with the template."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from varifocal.statistics.comparison import Comparison
 
 TEMPLATES = Path(__file__).with_name("templates")
 UNFIT = (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError)
-"""What a file of the right name and the wrong content leads to."""
+"""What code raises on a file with the right name and the wrong content."""
 Made = TypeVar("Made")
 
 
@@ -61,7 +61,7 @@ class ShownTable:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a section: folded if it is one of many."""
+    """A part of a section; it is folded if it is one of many."""
 
     title: str
     sentences: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Part:
 
 @dataclass
 class Section:
-    """What the page says of one source."""
+    """What the page says about one source."""
 
     title: str
     answer: Answer | None
@@ -87,9 +87,9 @@ def make_page(sources: Sequence[Source], bench: AttentionBench | None, *, title:
     Args:
         sources: what to show, in this order.
         bench: a benchmark of speed and memory against length, if there is one.
-        title: of the page.
-        command: that makes the page.
-        made: when, and with which version.
+        title: the title of the page.
+        command: the command that makes the page.
+        made: when and with which version it is made.
     """
     require_packages()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -101,7 +101,7 @@ def make_page(sources: Sequence[Source], bench: AttentionBench | None, *, title:
     numbers = iter(range(1, 1_000_000))
 
     def picture(figure: Figure) -> Markup:
-        # matplotlib escapes the texts of its SVG; all else of the page is escaped by the template.
+        # matplotlib escapes the texts of its SVG; the template escapes everything else on the page.
         return Markup(figure.svg.replace(OWN_ID, f"f{next(numbers)}-"))
 
     templates = Environment(
@@ -124,14 +124,14 @@ def make_page(sources: Sequence[Source], bench: AttentionBench | None, *, title:
 
 
 def require_packages() -> None:
-    """ValueError unless the packages of the extra `report` are here."""
+    """ValueError unless the packages of the extra `report` are installed."""
     missing = [name for name in ("jinja2", "matplotlib") if not importlib.util.find_spec(name)]
     if missing:
         raise ValueError(f"a report needs {' and '.join(missing)}; install with: pip install 'varifocal[report]'")
 
 
 def section_of(source: Source) -> Section:
-    """A comparison or a run."""
+    """The section of a comparison or of a run."""
     section = Section(source.title, None, notes=list(source.notes))
     if source.comparison is not None:
         add_comparison(section, source.comparison)
@@ -146,7 +146,7 @@ def section_of(source: Source) -> Section:
 
 
 def add_comparison(section: Section, comparison: Comparison) -> None:
-    """Losses, recall, cost, and the papers' tables beside ours."""
+    """Add losses, recall, cost, and the papers' tables beside ours."""
     section.answer = answer_of_comparison(comparison)
     section.setting = our_setting(comparison)
     line = scaled_down(comparison)
@@ -173,7 +173,7 @@ def add_comparison(section: Section, comparison: Comparison) -> None:
 
 
 def add_gates(section: Section, source: Source) -> None:
-    """What gates did during training, for every arm that has gates."""
+    """Add what gates did during training, for every arm that has gates."""
     parts: list[Part] = []
     command = None if source.comparison is None else source.comparison.command
     for arm, runs in source.runs.items():
@@ -186,7 +186,7 @@ def add_gates(section: Section, source: Source) -> None:
 
 
 def add_analyses(section: Section, source: Source) -> None:
-    """What `varifocal analyze` found in the models of the runs."""
+    """Add what `varifocal analyze` found in the models of the runs."""
     parts: list[Part] = []
     for run in source.every_run():
         for file, analysis in run.analyses.items():
@@ -216,7 +216,7 @@ def analysis_part(run: RunFiles, analysis: Analysis, *, folded: bool) -> Part:
 
 
 def bench_section(bench: AttentionBench) -> Section:
-    """Speed and memory against the length."""
+    """The section of speed and memory against the length of the text."""
     section = Section("Speed and memory against the length of the text", None)
     shared = bench.environment
     section.setting = f"{bench.workload.words}, {shared.threads} threads of {shared.processor}"
@@ -231,11 +231,11 @@ def bench_section(bench: AttentionBench) -> Section:
 
 
 def guarded(section: Section, what: str, make: Callable[[], Made]) -> Made | None:
-    """What was made, or None and a note if the file's content does not fit."""
+    """What `make` returns, or None and a note if the file's content does not fit."""
     try:
         return make()
     except UNFIT as error:
-        section.notes.append(f"Not shown: {what} has parts missing or of another kind ({type(error).__name__}).")
+        section.notes.append(f"Not shown: parts of {what} are missing or have another type ({type(error).__name__}).")
         return None
 
 
@@ -251,26 +251,26 @@ def limits(sources: Sequence[Source], bench: AttentionBench | None) -> Iterator[
         )
         yield "Every arm ran with the same learning rate and budget; an arm tuned for itself might do better."
         yield (
-            "Speed and time of training are those of the cells as they ran, beside each other and whatever else the "
-            "machine did."
+            "Speed and time of training are those of the cells as they ran, together with whatever else the machine "
+            "was doing."
         )
     yield "Intervals over seeds cover weights and data order, not the choice of data, tokenizer or split."
     if any(run.traces for source in sources for run in source.every_run()):
         yield "Gates over training come from the same few validation rows each time; they have no interval over texts."
     if any(run.analyses for source in sources for run in source.every_run()):
         yield (
-            "An analysis is of one trained model: its intervals cover documents, not seeds. A gate that differs at a "
-            "kind of token need not differ because of it."
+            "An analysis describes one trained model: its intervals cover documents, not seeds. A gate that differs at "
+            "a kind of token need not differ because of that kind."
         )
         yield (
-            "Kinds of token come from rules for English text, not from a parser; the worth of far text is measured "
-            "with the text cut short, which is not how the model was trained."
+            "Kinds of token come from rules for English text, not from a parser; the worth of far text is measured by "
+            "cutting the text short, which is not how the model was trained."
         )
         yield "Attention mass says where a head looks, not what the model would lose without it."
     if bench is not None:
         yield (
-            "The benchmark is of attention alone, on the machine that it names; other machines, lengths and sizes "
-            "differ."
+            "The benchmark measures attention alone, on the machine that it names; other machines, lengths and sizes "
+            "give other results."
         )
     if any(run.summary is None for source in sources for run in source.every_run()):
-        yield "Some runs have not finished; what is shown of them is a moment, not a result."
+        yield "Some runs have not finished; what is shown of them is a snapshot, not a result."

@@ -1,4 +1,4 @@
-"""What a report is made of: the files of runs and comparisons, read with care."""
+"""What a report is made from: the files of runs and comparisons; a file that cannot be read becomes a note."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunFiles:
     curve: tuple[tuple[int, float], ...]
     """Tokens and validation loss."""
     step: int
-    """The last one that was recorded."""
+    """The last step that was recorded."""
     traces: Traces
     """What gates did at each validation: "step" [N], the others [N, L, H] or [N, L, H, D]."""
     analyses: dict[Path, Analysis]
@@ -93,7 +93,7 @@ def read_comparison_folder(path: Path) -> Source:
             runs.setdefault(arm.name, []).append(run)
             notes += run.notes
     if waiting:
-        notes.append(f"Planned and not begun: {', '.join(waiting)}.")
+        notes.append(f"Planned but not started: {', '.join(waiting)}.")
     return Source(path, comparison, runs, notes)
 
 
@@ -118,7 +118,7 @@ def read_run(path: Path, name: str) -> RunFiles:
         notes.append(f"{name}: its metrics.jsonl cannot be read ({error}).")
     step = max((entry.step for entry in entries), default=0)
     if summary is None:
-        notes.append(f"{name} has not finished: the last recorded step is {step}; what is shown of it is not its end.")
+        notes.append(f"{name} has not finished: the last recorded step is {step}, and the page shows it as it is.")
     try:
         traces = read_gate_traces(path / GATES)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The model serves lm-eval's HFLM, offline, on a task of local files. Runs where lm-eval is installed."""
+"""The model serves lm-eval's HFLM, offline, on a task of local files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.model.models import small_model
-from varifocal.data.tokenizers import find_tokenizer
+from tests.clients.texts import saved
+from varifocal.model import load_model
 from varifocal.model.text import load_text_tokenizer
 
 TASK = """
@@ -29,11 +29,12 @@ metric_list:
 """
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.client("lm_eval")
 def test_choices_are_rated_by_the_models_own_likelihood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install lm-eval to run this")
-    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found]
-    from lm_eval.tasks import TaskManager  # type: ignore[import-not-found]
+    """`HFLM` of a saved folder, offline, on choices from a local file: the likelihoods are the model's own"""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
@@ -42,10 +43,9 @@ def test_choices_are_rated_by_the_models_own_likelihood(tmp_path: Path, monkeypa
     (tmp_path / "questions.json").write_text("".join(json.dumps(one) + "\n" for one in questions))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "which_word.yaml").write_text(TASK.format(file=tmp_path / "questions.json"))
-    (tmp_path / "tokenizer.json").write_text(find_tokenizer("bytes").raw.to_str())
-    tokenizer = load_text_tokenizer(tmp_path)
-    model = small_model("context_adaptive", vocab_size=300, max_position_embeddings=64)
-    served = HFLM(pretrained=model, tokenizer=tokenizer, device="cpu", max_length=64, batch_size=2)
+    folder = saved(tmp_path / "model", "context_adaptive")
+    served = HFLM(pretrained=str(folder), trust_remote_code=True, device="cpu", max_length=64, batch_size=2)
+    model, tokenizer = load_model(folder), load_text_tokenizer(folder)
     answer = lm_eval.simple_evaluate(
         model=served, tasks=["which_word"], task_manager=TaskManager(include_path=str(tmp_path / "tasks")),
         log_samples=True, bootstrap_iters=0,
