@@ -45,7 +45,8 @@ def head_cross_entropy(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tenso
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
     """head(hidden) [..., V] for hidden [..., C]; for a few rows at the speed at which memory gives the weights."""
-    rows = hidden.numel() // max(hidden.shape[-1], 1)
+    # Nobody looks at sizes while compiling: the program would serve these alone.
+    rows = 0 if torch.compiler.is_compiling() else hidden.numel() // max(hidden.shape[-1], 1)
     if (
         0 < rows <= MOST_TOKENS
         and not torch.is_grad_enabled()

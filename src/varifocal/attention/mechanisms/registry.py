@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
@@ -172,7 +173,9 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
             raise ValueError(
                 f"{owner}: option {option!r} must be of the kind of its default {default!r}, got {value!r}"
             )
-        if number and not -MOST_NUMBER <= value <= MOST_NUMBER:
+        # Of infinity and NaN the config itself says what it expects instead.
+        finite = number and (isinstance(value, int) or math.isfinite(value))
+        if finite and not -MOST_NUMBER <= value <= MOST_NUMBER:
             raise ValueError(f"{owner}: option {option!r} must lie within +-{MOST_NUMBER}, got {reprlib.repr(value)}")
         if type(default) is int:
             value = int(value)
