@@ -326,7 +326,7 @@ class Case(NamedTuple):
 
 STEP = npz({"step.npy": array((3,), content=bytes(24))})
 PLAIN_ENTRY, ENCRYPTED_ENTRY = (b"PK\x01\x02\x14\x03\x14\x00" + flag + b"\x00" for flag in (b"\x00", b"\x01"))
-OUT = "does not lie inside"
+OUT = "is not inside"
 INDEX = "model.safetensors.index.json"
 PLAN = "out/preparation/plan.json"
 SPAN = {"path": "texts.jsonl", "kind": "jsonl", "begin": 0, "end": None, "weight": 1}
@@ -365,9 +365,9 @@ CASES: dict[str, Case] = {
     "comparison with a run above": Case("comparison", edited("plan.json", arms=[ARM | {"name": "../.."}]), OUT),
     "deep plan of a comparison": Case("comparison", text("plan.json", DEEP), "nested too deeply"),
     # Pickle.
-    "pickle": Case("model", pickled("pytorch_model.bin"), r"as pickle only \(pytorch_model.bin\)"),
-    "pickle of another name": Case("model", pickled("weights.pth"), r"as pickle only \(weights.pth\)"),
-    "qwen's pickle": Case("qwen", pickled("pytorch_model.bin"), r"as pickle only \(pytorch_model.bin\)"),
+    "pickle": Case("model", pickled("pytorch_model.bin"), r"only as pickle \(pytorch_model.bin\)"),
+    "pickle of another name": Case("model", pickled("weights.pth"), r"only as pickle \(weights.pth\)"),
+    "qwen's pickle": Case("qwen", pickled("pytorch_model.bin"), r"only as pickle \(pytorch_model.bin\)"),
     "pickle in an index": Case(
         "sharded", index_of("part.bin"), "names the file 'part.bin'; only .safetensors are read"
     ),
