@@ -129,7 +129,9 @@ int32_t vf_attend_selected(int32_t target, const vf_selected *call) {
     if (!call->out.data || !call->logsumexp) return VF_BAD_POINTER;
     vf_selected c = *call;
     c.threads = worthwhile(c.threads, products(c));
-    if (c.block && c.queries * (c.heads / c.kv_heads) <= FEW_ROWS) return attend_listed_blocks(*kernels, c);
+    // Not when a backward follows: it repeats the scores of the block kernel to the last bit, those of single keys only
+    // nearly.
+    if (c.block && !c.norm && c.queries * (c.heads / c.kv_heads) <= FEW_ROWS) return attend_listed_blocks(*kernels, c);
     return c.block ? kernels->selected_blocks_forward(c) : kernels->selected_keys_forward(c);
 }
 

@@ -30,6 +30,8 @@ from varifocal import (
     Window,
     attend,
 )
+from varifocal.attention.attend import evaluate, lay_out
+from varifocal.equations.equation import Equation
 from varifocal.equations.scores.pair_gate import PairForm
 
 Ask = Literal["gradients", "gradients_twice", "forward_mode", "autocast"]
@@ -59,6 +61,8 @@ class Trial:
     score: Score
     documents: Tensor | None
     positions: Tensor | None
+    wants_logsumexp: bool
+    """Whether it is looked at; if not, as in a mechanism, closed branches may be left out."""
     upstream: Tensor
     """[B, H, T, D]: the gradient of the output."""
     bases: dict[str, Tensor]
@@ -68,6 +72,10 @@ class Trial:
 
     def attend(self, backend: str = "auto") -> Attended:
         """Run the call."""
+        if not self.wants_logsumexp:
+            layout = lay_out(self.q, self.k, self.v, documents=self.documents, positions=self.positions)
+            equation = Equation(self.branches, self.weights, self.score)
+            return evaluate(equation, self.q, self.k, self.v, layout=layout, backend=backend, wants_logsumexp=False)
         return attend(
             self.q, self.k, self.v, branches=self.branches, weights=self.weights, score=self.score,
             documents=self.documents, positions=self.positions, backend=backend,
@@ -185,12 +193,14 @@ def make_trial(seed: int, given: Mapping[str, Tensor] | None = None) -> Trial:
     branches = tuple(mended(draw, branch, score, sizes, aligned, number) for number, branch in enumerate(branches))
     draw.note(" + ".join(described(branch) for branch in branches))
     weights = draw_weights(draw, sizes, len(branches))
+    wants_logsumexp = weights is None or draw.chance(0.5)
     shape = (sizes.B, sizes.H, sizes.T, sizes.D)
     layout = MEMORY_LAYOUTS[choose.choice(tuple(MEMORY_LAYOUTS))]
     upstream = layout.view(draw.keep("upstream", draw.spread(*layout.base(*shape)), learns=False), shape)
     return Trial(
         seed=seed, words=tuple(draw.words), ask=ask, dtype=draw.dtype, q=q, k=k, v=v, branches=branches,
-        weights=weights, score=score, documents=documents, positions=positions, upstream=upstream,
+        weights=weights, score=score, documents=documents, positions=positions,
+        wants_logsumexp=wants_logsumexp, upstream=upstream,
         bases=draw.bases, learning=tuple(draw.learning),
     )  # fmt: skip
 
@@ -241,7 +251,7 @@ def draw_documents(draw: Draw, sizes: Sizes) -> Tensor | None:
 def draw_heads(draw: Draw, sizes: Sizes, documents: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, in memory layouts of their own, with ordinary numbers or extreme ones."""
     kinds = ("normal", "exact", "ties", "scores_of_263", "scores_of_1e4", "far_keys_win")
-    values = draw.note(draw.choose.choices(kinds, (4, 3, 2, 2, 2, 3))[0])
+    values = draw.note(draw.choose.choices(kinds, (3, 2, 2, 3, 3, 3))[0])
     nan = documents is not None and draw.chance(0.3)
     found = []
     for name, heads, length in (("q", sizes.H, sizes.T), ("k", sizes.G, sizes.S), ("v", sizes.G, sizes.S)):
@@ -307,11 +317,13 @@ def draw_score(draw: Draw, sizes: Sizes) -> Score:
 def draw_branches(draw: Draw, sizes: Sizes) -> tuple[Branch, ...]:
     """Up to four of any kind; or a mixture as a mechanism makes it, a near and a far part."""
     choose = draw.choose
-    if not draw.chance(0.25):
+    if not draw.chance(0.4):
         count = choose.choices((1, 2, 3, 4), (5, 5, 2, 1))[0]
         return tuple(draw_branch(draw, sizes, number) for number in range(count))
     window = choose.choice((1, 4, 16))
-    near: Branch = choose.choice((Window(window), Window(window) | Prefix(1), None)) or draw_soft_window(draw, sizes, 0)
+    near: Branch = choose.choice((Window(window), Window(window) | Prefix(1), None, None, None)) or draw_soft_window(
+        draw, sizes, 0
+    )
     far: Branch = choose.choice((Causal(), Causal(), TopK(), TopK(select="blocks", block=8), Prefix(3)))
     return (near, far) if draw.chance(0.7) else (far, near)
 
@@ -392,7 +404,8 @@ def draw_weights(draw: Draw, sizes: Sizes, branches: int) -> Tensor | None:
     if branches == 1 and draw.chance(0.7):
         return None
     weights = draw.spread(sizes.B, sizes.H, sizes.T, branches)
-    kind = draw.note(draw.choose.choice(("convex", "any", "zero_in_places", "closed_branch", "closed_in_a_head")))
+    kinds = ("convex", "any", "zero_in_places", "closed_branch", "closed_in_a_head")
+    kind = draw.note(draw.choose.choices(kinds, (1, 1, 1, 4, 2))[0])
     if kind == "convex":
         weights = weights.softmax(dim=-1)
     elif kind == "zero_in_places":
@@ -401,7 +414,7 @@ def draw_weights(draw: Draw, sizes: Sizes, branches: int) -> Tensor | None:
         weights[..., draw.choose.randrange(branches)] = 0
     elif kind == "closed_in_a_head":
         weights[:, draw.choose.randrange(sizes.H), :, draw.choose.randrange(branches)] = 0
-    return draw.parameter("weights", weights, learns=draw.chance(0.5))
+    return draw.parameter("weights", weights, learns=draw.chance(0.3))
 
 
 def described(branch: Branch) -> str:

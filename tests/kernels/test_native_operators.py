@@ -123,7 +123,17 @@ def test_torch_accepts_the_operators() -> None:
     selected = torch.arange(2, dtype=torch.int32).expand(1, 4, 24, 2).contiguous()
     selected[:, :, 0, 1] = -1
     selection = SelectedInputs(
-        q, k, v, scale, position, start, selected, torch.rand(1, 4, 24).requires_grad_(), block=0, include_self=False
+        q,
+        k,
+        v,
+        scale,
+        position,
+        start,
+        selected,
+        torch.rand(1, 4, 24).requires_grad_(),
+        block=0,
+        include_self=False,
+        save=True,
     )
     torch.library.opcheck(torch.ops.varifocal.attend_selected.default, tuple(selection), atol=1e-5, rtol=1e-5)
     assert selection.weights is not None

@@ -12,6 +12,7 @@ from . import abi, library
 from .arguments import (
     contiguous,
     dtype_argument,
+    needs_backward,
     pointer,
     put_tensor,
     require_inputs,
@@ -34,7 +35,8 @@ class Selected(NamedTuple):
     logsumexp: Tensor
     """[B, H, T] float32: log of the sum of exp(s), -inf where nothing is read; differentiable."""
     norm: Tensor
-    """[B, H, T, 2] float32, for the backward: the largest score, in powers of 2, and 1 / the sum of 2^(s - largest)."""
+    """[B, H, T, 2] float32, for the backward: the largest score, in powers of 2, and 1 / the sum of 2^(s - largest).
+    [0] where none follows."""
 
 
 class SelectedInputs(NamedTuple):
@@ -51,6 +53,8 @@ class SelectedInputs(NamedTuple):
     block: int
     """0 for single keys."""
     include_self: bool
+    save: bool
+    """Whether a backward follows."""
 
     def laid_out(self) -> "SelectedInputs":
         """Laid out as C takes them."""
@@ -97,7 +101,7 @@ def _empty(given: SelectedInputs) -> Selected:
     return Selected(
         output=room_like(given.q),
         logsumexp=given.q.new_empty(rows, dtype=torch.float32),
-        norm=given.q.new_empty((*rows, 2), dtype=torch.float32),
+        norm=given.q.new_empty((*rows, 2) if given.save else (0,), dtype=torch.float32),
     )
 
 
@@ -155,6 +159,8 @@ selected_backward = Operator(
 
 def _backward(ctx: Context[SelectedInputs, Selected], grads: Selected) -> Gradients:
     inputs, outputs = ctx.saved()
+    if not inputs.save:
+        raise RuntimeError("varifocal::attend_selected was called with save=False and cannot be differentiated")
     q, position, start, norm = inputs.q, inputs.position, inputs.start, outputs.norm
     grad_out = torch.zeros_like(q) if grads.output is None else grads.output
     delta = delta_of(grad_out, outputs.output, position, start) if inputs.block else None
@@ -189,11 +195,12 @@ def selected_inputs(
     scale: Tensor | float | None,
 ) -> SelectedInputs:
     """The arguments of `attend_selected`, as its operators take them; they are known to fit together."""
+    factor = scale_per_head(scale, q)
     return SelectedInputs(
         q=q,
         k=k,
         v=v,
-        scale=scale_per_head(scale, q),
+        scale=factor,
         position=position,
         start=start,
         selected=selected,
@@ -201,6 +208,7 @@ def selected_inputs(
         # No block is longer than the text: one that says so takes no more memory, and reads the same.
         block=min(block or 0, max(k.shape[2], 1)),
         include_self=include_self,
+        save=needs_backward(q, k, v, factor, weights),
     )
 
 

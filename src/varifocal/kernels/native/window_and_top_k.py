@@ -71,6 +71,7 @@ class WindowAndTopKInputs(NamedTuple):
         return SelectedInputs(
             q=self.q, k=self.k, v=self.v, scale=self.scale, position=self.position, start=self.start,
             selected=self.selected, weights=self.selected_weights, block=self.block, include_self=self.include_self,
+            save=self.save,
         )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def _forward(given: WindowAndTopKInputs) -> WindowAndTopKOutputs:
         selected_logsumexp=selection.logsumexp,
         norm=windows.norm,
         branch_out=windows.branch_out,
-        selected_norm=selection.norm if given.save else selection.norm.new_empty(0),
+        selected_norm=selection.norm,
         selected_out=kept,
     )
 
