@@ -143,6 +143,7 @@ class VarifocalModel(VarifocalPreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
         output_hidden_states: bool | Collection[int] | None = None,
         output_attentions: bool | None = None,
         output_records: bool = False,
@@ -162,7 +163,7 @@ class VarifocalModel(VarifocalPreTrainedModel):
             documents: integers [B, S], the document of each token, for the cached tokens too; negative for padding.
             cu_seq_lens_q, cu_seq_lens_k: integers [N + 1], the same for N documents that follow each other in one row:
                 where each begins, and where the last one ends.
-            max_length_q, max_length_k: follow from these, and are not read.
+            max_length_q, max_length_k, seq_idx: follow from these, and are not read.
             output_hidden_states: whether to return every layer's input and the last output, or the numbers of the
                 layers whose outputs to return; by default as the config says.
             output_attentions: whether to return each layer's weights [B, H, T, S], detached; by default as the config
@@ -279,6 +280,7 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        seq_idx: Tensor | None = None,
         output_hidden_states: bool | Collection[int] | None = None,
         output_attentions: bool | None = None,
         output_records: bool = False,
