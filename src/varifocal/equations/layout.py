@@ -104,7 +104,6 @@ class Layout:
         return (key >= 0) & (key <= query)
 
 
-ZERO = torch.zeros(1, 1, dtype=torch.int64)
 FEW = 4096
 """Numbers that are counted once and kept: decoding asks for one more with every token."""
 
@@ -152,15 +151,12 @@ def make_layout(
     """The layout of a call: `documents` [B, S] default to one document a row, `positions` to the last T keys."""
     at_end = positions is None
     if positions is None:
-        if device.type == "cpu" and not torch.compiler.is_compiling():
-            positions = counted(keys - queries, keys, torch.int64)
-        else:
-            positions = torch.arange(keys - queries, keys, device=device)
+        # Counted anew, unlike what kernels of ours read: torch's compiled FlexAttention misreads a part of a tensor.
+        positions = torch.arange(keys - queries, keys, device=device)
     position = positions.to(torch.int64).expand(batch, queries)
     if documents is None:
         # Nothing here costs more for a longer cache: one zero stands for all.
-        compiled = torch.compiler.is_compiling()
-        zero = ZERO if device.type == "cpu" and not compiled else position.new_zeros(1, 1)
+        zero = position.new_zeros(1, 1)
         return Layout(
             position=position,
             start=zero.expand(batch, queries),
