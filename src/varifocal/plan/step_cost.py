@@ -118,7 +118,7 @@ class Passes(NamedTuple):
 PASSES: dict[str, Passes] = {
     "native": Passes(stream=124, heads=36, inner=44, logits=12, weights=0, calls=75),
     "float32": Passes(stream=380, heads=308, inner=76, logits=36, weights=0, calls=190),
-    "bfloat16": Passes(stream=490, heads=378, inner=47, logits=36, weights=12, calls=251),
+    "bfloat16": Passes(stream=490, heads=378, inner=47, logits=36, weights=12, calls=230),
 }
 """"native" means our CPU kernels, which make one pass each; the others count transformers' modules by operator."""
 HEAD_PRECISION: Precision = "float32"

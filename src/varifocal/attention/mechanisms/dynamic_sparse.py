@@ -131,5 +131,6 @@ class DynamicSparse(Mechanism[DynamicSparseConfig]):
         return Overhead(
             traffic=21.0 * numbers + 800 * shape.heads,
             operators=67,
-            kept=4.0 * (halves + shape.heads * self.config.top_k(None).listed(length)),
+            # The divergence keeps its gradients, and what it was computed from.
+            kept=4.0 * (2 * halves + shape.heads * self.config.top_k(None).listed(length)),
         )
