@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from varifocal.kernels.flex.compiler_settings import generating
-from varifocal.kernels.flex.dense import find_logsumexp
+from varifocal.kernels.flex.dense import attend_dense, find_logsumexp
 from varifocal.kernels.flex.reading import Reading
 from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
 
@@ -24,6 +24,8 @@ VARIANTS = 16
 def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
     """The output [B, H, T, D] and logsumexp [B, H, T] of a reading; 0 and minus infinity where nothing is read."""
     on_cpu = reading.q.device.type == "cpu"
+    if on_cpu and overrun_by_kernel(reading.k.shape[2]):
+        return attend_dense(reading)
     tiles = make_tiles(reading, at_end=at_end, backward=not on_cpu and torch.is_grad_enabled())
     width = reading.q.shape[-1]
     q, k, v = (filled_up(part, on_cpu=on_cpu) for part in (reading.q, reading.k, reading.v))
@@ -35,6 +37,16 @@ def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
         output, logsumexp = run(q, k, v, reading, tiles, not on_cpu)
     # A compiled kernel has no logsumexp on a CPU.
     return output[..., :width], find_logsumexp(reading) if logsumexp is None else logsumexp
+
+
+def overrun_by_kernel(keys: int) -> bool:
+    """Whether a CPU's kernel of torch 2.13 may write past its scores, on to the maxima of the first queries.
+
+    Its product of queries and keys stores whole blocks of columns whenever the keys fill vectors (of 8 or 16) but not
+    blocks (of 16 to 48). Only with fewer keys than a tile does the space for the scores end there. At that size all
+    pairs at once cost nothing.
+    """
+    return keys < TILE and keys % 8 == 0
 
 
 def filled_up(heads: Tensor, *, on_cpu: bool) -> Tensor:
