@@ -55,13 +55,13 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
 """By name: config and model of transformers, and changes of SIZES."""
 
 
-def save_family(name: str, folder: Path) -> Any:
+def save_family(name: str, folder: Path, **more: Any) -> Any:
     """A random model of a family, saved."""
     config_type, model_type, changes = FAMILIES[name]
     changes = {key: value for key, value in changes.items() if value is not None}
     sizes = {key: value for key, value in SIZES.items() if key not in FAMILIES[name][2] or key in changes}
     torch.manual_seed(5)
-    model = model_type(config_type(**(sizes | changes))).eval()
+    model = model_type(config_type(**(sizes | changes | more))).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith("bias") or "norm" in key:
@@ -160,8 +160,8 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
 
 
 def write_gguf(model: Any, file: Path, **more: Any) -> None:
-    """A model of transformers as GGUF in float32."""
-    config = model.config
+    """A model of transformers as GGUF, its matrices in float32 or as blocks of a kind."""
+    config, width = model.config, more.get("head_dim", SIZES["head_dim"])
     architecture = config.model_type
     writer = gguf.GGUFWriter(file, architecture)
     writer.add_name("small")
@@ -171,9 +171,9 @@ def write_gguf(model: Any, file: Path, **more: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(SIZES["head_dim"])
-    writer.add_key_length(SIZES["head_dim"])
-    writer.add_value_length(SIZES["head_dim"])
+    writer.add_rope_dimension_count(width)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
@@ -190,7 +190,11 @@ def write_gguf(model: Any, file: Path, **more: Any) -> None:
             value = interleaved(value, config.num_key_value_heads)
         for theirs, short in GGUF_NAMES.items():
             name = name.replace(theirs, short)
-        writer.add_tensor(name, value.float().contiguous().numpy())
+        numbers, kind = value.float().contiguous().numpy(), more.get("kind")
+        if kind is not None and value.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

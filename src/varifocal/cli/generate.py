@@ -12,7 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import MOST_SEED, Threads
+from varifocal.cli.options import MOST_SEED, Threads, WeightsKind
 from varifocal.threads import use_threads
 
 
@@ -31,6 +31,7 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(min=0, max=MOST_SEED, help="The same seed draws the same text again.")
     ] = None,
+    weights: WeightsKind = None,
     threads: Threads = None,
 ) -> None:
     """Continue a text, print each token as it comes, and report the speed.
@@ -38,13 +39,14 @@ def generate(
     \b
     varifocal generate runs/demo/model "The state of the union"
     varifocal generate MODEL "Once upon a time" --temperature 0 --tokens 50
+    varifocal generate MODEL "Once upon a time" --weights int8
     """
     from varifocal.model.text import printing_streamer
     from varifocal.retrofit.opening import open_with_tokenizer
 
     use_threads(threads)
     text = read_prompt(prompt)
-    loaded, tokenizer = open_with_tokenizer(model)
+    loaded, tokenizer = open_with_tokenizer(model, weights=weights)
     ids = torch.tensor([tokenizer.encode(text)], dtype=torch.int64)
     if not ids.numel():
         raise ValueError("the prompt is empty; give at least one word to continue")

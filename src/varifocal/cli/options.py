@@ -16,6 +16,12 @@ Plot = Annotated[Path | None, typer.Option(help="Draw the result to this file (.
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; in each, all contenders take turns.")]
 Memory = Annotated[bool, typer.Option(help="Also measure peak memory, each in its own process.")]
 TextLengths = Annotated[str, typer.Option(help="Lengths of the texts, separated by commas.")]
+WeightsKind = Annotated[
+    str | None,
+    typer.Option(
+        "--weights", help="float32; or int8 with a scale for each 32, a quarter of the memory. Default: as saved."
+    ),
+]
 Preset = Annotated[str, typer.Option(help="A preset; `varifocal info --preset NAME` shows its sizes.")]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import MOST_SEED, Threads
+from varifocal.cli.options import MOST_SEED, Threads, WeightsKind
 from varifocal.cli.tables import counting_bar
 from varifocal.threads import use_threads
 
@@ -56,6 +56,7 @@ def retrofit(
     rate: Annotated[float, typer.Option(help="Learning rate of --adapt.")] = 1e-4,
     mechanism_rate: Annotated[float, typer.Option(help="Learning rate of the mechanism's own parameters.")] = 1e-3,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the mechanism's new parameters.")] = 0,
+    weights: WeightsKind = None,
     threads: Threads = None,
     json_file: RunsFile = None,
 ) -> None:
@@ -78,7 +79,7 @@ def retrofit(
     plan = Adaptation(steps=adapt, batch=batch, rate=rate, mechanism_rate=mechanism_rate) if adapt else None
     wanted = Conversion(
         mechanism=mechanism, options=parse_options(option or []), context=context, text=text, validate=validate,
-        rows=rows, adaptation=plan, seed=seed,
+        rows=rows, adaptation=plan, seed=seed, weights=weights,
     )  # fmt: skip
     use_threads(threads)
     console = Console(soft_wrap=True, highlight=False)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils import logging
 
 from varifocal.device import find_dtype
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
-from varifocal.model.reading import one_line, readable
+from varifocal.model.reading import one_line, only_errors, readable
 from varifocal.model.saved_weights import require_as_large, tensor_names, weight_files
+from varifocal.model.weights import check_kind, with_weights
 
 
-def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> VarifocalForCausalLM:
+def load_model(
+    path: str | Path, *, dtype: torch.dtype | None = None, weights: str | None = None
+) -> VarifocalForCausalLM:
     """The model saved in a folder by save_pretrained, in evaluation mode.
 
     transformers' from_pretrained fills in what a checkpoint lacks with random numbers; here that is a ValueError.
@@ -26,7 +27,9 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> Varifoc
     Args:
         path: the folder.
         dtype: of the weights; None for the one they were saved in.
+        weights: how they are held, float32 or int8 (a quarter of the memory); None for as they were saved.
     """
+    check_kind(weights, dtype)
     folder = Path(path)
     config = read_config(folder)
     files = weight_files(folder)
@@ -43,8 +46,7 @@ def load_model(path: str | Path, *, dtype: torch.dtype | None = None) -> Varifoc
             output_loading_info=True,
         )
     check_report(folder, report)
-    loaded: VarifocalForCausalLM = model.eval()
-    return loaded
+    return with_weights(model, weights)
 
 
 def read_config(folder: Path) -> VarifocalConfig:
@@ -106,18 +108,3 @@ def some(names: Iterable[str], most: int = 3) -> str:
     names = sorted(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-@contextmanager
-def only_errors() -> Iterator[None]:
-    """Keeps transformers from printing tables about what it loads: the report is checked instead."""
-    before = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

@@ -14,6 +14,7 @@ from varifocal.attention.mechanisms import HeadShape
 from varifocal.attention.mechanisms.registry import config_from_options, options_from_config
 from varifocal.model.auto_classes import AUTO_MAP, write_auto_classes
 from varifocal.model.memory_layer import LAYER_TYPE
+from varifocal.model.narrow import check_narrow
 
 LARGEST = {
     "num_hidden_layers": 10_000, "hidden_size": 1 << 20, "intermediate_size": 1 << 24, "num_attention_heads": 1 << 16,
@@ -54,10 +55,14 @@ class VarifocalConfig(Qwen3Config):
     qkv_bias: bool = False
     """Biases of the query, key and value projections, as in Qwen2. `attention_bias` adds the output's to them."""
 
+    weights: dict[str, Any] | None = None
+    """How the weights of all products are held, as {"kind": "int8", "group": 32}; None for plain numbers."""
+
     def __post_init__(self, **kwargs: Any) -> None:
         check_sizes(vars(self))
         super().__post_init__(**kwargs)
         check_heads(self)
+        check_narrow(self.weights, self.row_lengths())
         self.mechanism_options = complete_options(self.mechanism, self.mechanism_options, self.num_hidden_layers)
         # What a layer remembers is its mechanism's to say; transformers' caches make this kind of layer for it.
         self.layer_types = [LAYER_TYPE] * self.num_hidden_layers
@@ -92,6 +97,15 @@ class VarifocalConfig(Qwen3Config):
         assert options is not None
         shared = options if isinstance(self.mechanism, str) else options[name]
         return LayerMechanism(name, options_from_config(config_from_options(name, shared).in_layer(layer)))
+
+    def row_lengths(self) -> dict[str, int]:
+        """The lengths of the rows of all products' weights, by their names."""
+        attended = self.num_attention_heads * self.head_dim
+        return {
+            "hidden_size": self.hidden_size,
+            "width of all heads": attended,
+            "intermediate_size": self.intermediate_size,
+        }
 
     def head_shape(self) -> HeadShape:
         """C, H, G and D of every layer."""

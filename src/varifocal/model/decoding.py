@@ -33,6 +33,7 @@ from varifocal.kernels.steps.few_rows import matrix_argument
 from varifocal.model.attention import VarifocalAttention
 from varifocal.model.bare import is_bare
 from varifocal.model.memory_layer import LayerOfCache, MemoryLayer
+from varifocal.model.narrow import NarrowLinear
 
 if TYPE_CHECKING:
     from varifocal.model.modeling import VarifocalDecoderLayer, VarifocalModel
@@ -248,7 +249,7 @@ def may_be_decoded(model: VarifocalModel) -> bool:
     for layer in model.layers:
         attention = layer.self_attn
         plain: list[tuple[nn.Module, type[nn.Module]]] = [(attention, VarifocalAttention), (layer.mlp, Qwen3MLP)]
-        plain += [(one, nn.Linear) for one in linears_of(layer)]
+        plain += [(one, NarrowLinear if type(one) is NarrowLinear else nn.Linear) for one in linears_of(layer)]
         plain += [(one, Qwen3RMSNorm) for one in norms_of(layer)]
         if not all(is_bare(one, kind) for one, kind in [*plain, (layer, type(model.layers[0]))]):
             return False
@@ -278,10 +279,10 @@ def part_is_plain(module: nn.Module) -> bool:
 
 def is_plain(weight: Tensor) -> bool:
     """Whether a weight is as the kernels take it."""
-    return weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
+    return weight.dtype in (torch.float32, torch.int8) and weight.device.type == "cpu" and weight.is_contiguous()
 
 
-def linears_of(layer: VarifocalDecoderLayer) -> Sequence[nn.Linear]:
+def linears_of(layer: VarifocalDecoderLayer) -> Sequence[nn.Linear | NarrowLinear]:
     """The products of a layer, in the order of the native call."""
     attention, mlp = layer.self_attn, layer.mlp
     return (
@@ -305,7 +306,8 @@ def fill_layer(call: abi.Layer, layer: Any, buffers: dict[str, Tensor]) -> None:
     call.kv_heads, call.head_width = shape.kv_heads, shape.head_width
     call.epsilon = layer.input_layernorm.variance_epsilon
     for name, linear in zip(("q", "k", "v", "o", "gate", "up", "down"), linears_of(layer), strict=True):
-        setattr(call, name, matrix_argument(linear.weight, linear.bias))
+        scales = linear.scales if isinstance(linear, NarrowLinear) else None
+        setattr(call, name, matrix_argument(linear.weight, linear.bias, scales))
     call.input_norm = layer.input_layernorm.weight.data_ptr()
     call.output_norm = layer.post_attention_layernorm.weight.data_ptr()
     if isinstance(attention.q_norm, Qwen3RMSNorm):

@@ -34,6 +34,7 @@ from varifocal.model.late_logits import LateLogits
 from varifocal.model.layout import documents_of_labels, lay_out_text
 from varifocal.model.loss import IGNORED, next_token_labels
 from varifocal.model.memory_layer import can_be_compiled, insert_padding, note_padding, standing_of
+from varifocal.model.narrow import Narrow, NarrowEmbedding, narrow_linear
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
 from varifocal.model.steps import fed_forward, normed
 
@@ -100,6 +101,13 @@ class VarifocalPreTrainedModel(PreTrainedModel):
         for value, kept in loaded:
             value.copy_(kept)
 
+    def tie_weights(self, *given: Any, **options: Any) -> None:
+        """As in transformers, which loads everything as what can be trained: int8 weights are not."""
+        super().tie_weights(*given, **options)
+        for module in self.modules():
+            if isinstance(module, Narrow):
+                module.requires_grad_(False)
+
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
         """As in VarifocalConfig: no source of ours is copied into saved models."""
@@ -126,8 +134,21 @@ class VarifocalModel(VarifocalPreTrainedModel):
         self.layers = nn.ModuleList(VarifocalDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
+        if config.weights is not None:
+            self.hold_narrow(config.weights["group"])
         self.gradient_checkpointing = False
         self.post_init()
+
+    def hold_narrow(self, group: int) -> None:
+        """Take empty modules of int8 weights in place of the embedding and of every product of the layers."""
+        rows, columns = self.embed_tokens.weight.shape
+        self.embed_tokens = NarrowEmbedding(rows, columns, group)  # type: ignore[assignment]
+        layer: Any
+        for layer in self.layers:
+            for part in (layer.self_attn, layer.mlp):
+                for name, module in list(part.named_children()):
+                    if type(module) is nn.Linear:
+                        setattr(part, name, narrow_linear(module, group))
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -261,6 +282,9 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         self.model = VarifocalModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.weights is not None:
+            self.lm_head = narrow_linear(self.lm_head, config.weights["group"])  # type: ignore[assignment]
+            self._tied_weights_keys = {**self._tied_weights_keys, "lm_head.scales": "model.embed_tokens.scales"}
         self.post_init()
 
     @can_return_tuple  # type: ignore[untyped-decorator]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from transformers.utils import logging
+
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
@@ -22,3 +24,18 @@ def one_line(error: BaseException) -> str:
     """What an error says, without line breaks; what is no sentence goes with the kind of the error."""
     words = " ".join(str(error).split())
     return words if len(words.split()) > 1 else f"{type(error).__name__} {words}".strip()
+
+
+@contextmanager
+def only_errors() -> Iterator[None]:
+    """Keeps transformers from printing tables about what it loads: the report is checked instead."""
+    before = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

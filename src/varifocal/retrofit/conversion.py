@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from varifocal.environment import environment
+from varifocal.model.weights import check_kind, with_weights
 from varifocal.results.files import require_folder
 from varifocal.results.retrofit import AdaptationRecord, RetrofitResult, RetrofitRun
 from varifocal.retrofit.adaptation import Adaptation, adapt, mean_loss, measure_distance, read_rows
@@ -36,11 +37,14 @@ class Conversion:
     """How many texts of `context` tokens to measure on."""
     adaptation: Adaptation | None = None
     seed: int = 0
+    weights: str | None = None
+    """How the saved model holds its weights, float32 or int8; None for float32. What is measured is float32."""
 
     def __post_init__(self) -> None:
         for file in (self.text, self.validate):
             if file is not None and not file.is_file():
                 raise ValueError(f"{file} does not exist; give a text file in UTF-8")
+        check_kind(self.weights)
         if self.adaptation is not None and self.text is None:
             raise ValueError(f"--adapt {self.adaptation.steps} needs a text to train on; give one with --text")
 
@@ -96,7 +100,7 @@ def convert(
         if made.tokenizer is None:
             raise ValueError(f"{source} has no tokenizer, so a text cannot be measured; leave --text out")
         run = measured_run(made, run, wanted, wanted.measured, say=say, on_step=on_step)
-    save_model(made.model, out, tokenizer=made.tokenizer)
+    save_model(with_weights(made.model, wanted.weights), out, tokenizer=made.tokenizer)
     say(f"saved {out}")
     run = replace(run, environment=environment())
     if result is not None:

@@ -10,10 +10,11 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from varifocal.attention.mechanisms.registry import nearest
-from varifocal.model.checkpoints import check_shapes, only_errors, some
+from varifocal.model.checkpoints import check_shapes, some
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
-from varifocal.model.reading import readable
+from varifocal.model.reading import only_errors, readable
+from varifocal.model.weights import check_kind, with_weights
 from varifocal.retrofit.sources import open_source
 
 SHARED = (
@@ -63,6 +64,7 @@ def load_pretrained(
     mechanism: str | list[str] = "dense",
     mechanism_options: dict[str, Any] | list[dict[str, Any]] | None = None,
     dtype: torch.dtype | None = None,
+    weights: str | None = None,
 ) -> VarifocalForCausalLM:
     """A Qwen3, Qwen2 or Llama checkpoint as a model of ours, in evaluation mode.
 
@@ -71,9 +73,11 @@ def load_pretrained(
         mechanism: one for all layers, or a list with one for each; its own parameters start as in a new model.
         mechanism_options: as in VarifocalConfig.
         dtype: the dtype of the weights; None for the one they were saved in (float32 for GGUF).
+        weights: how they are held, float32 or int8; None for dtype. Blocks of Q8_0 stay what they are as int8.
     """
+    check_kind(weights, dtype)
     model = open_source(source, FAMILIES, dtype=dtype)
-    return take_over(model, mechanism=mechanism, mechanism_options=mechanism_options)
+    return with_weights(take_over(model, mechanism=mechanism, mechanism_options=mechanism_options), weights)
 
 
 def take_over(
@@ -83,6 +87,8 @@ def take_over(
     mechanism_options: Any = None,
 ) -> VarifocalForCausalLM:
     """A model of ours with copies of the weights of a transformers model."""
+    if isinstance(model, VarifocalForCausalLM):
+        model = with_weights(model, "float32" if model.config.weights else None)
     config = translate_config(model.config, mechanism=mechanism, mechanism_options=mechanism_options)
     weights = {name: value.clone() for name, value in model.state_dict().items() if ".mechanism." not in name}
     where = f"this {model.config.model_type} model"

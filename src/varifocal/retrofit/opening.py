@@ -37,7 +37,9 @@ def is_ours(source: str | Path) -> bool:
     return not isinstance(config, dict) or config.get("model_type") == ours
 
 
-def open_model(source: str | Path, *, dtype: torch.dtype | None = None) -> VarifocalForCausalLM:
+def open_model(
+    source: str | Path, *, dtype: torch.dtype | None = None, weights: str | None = None
+) -> VarifocalForCausalLM:
     """The model of a folder, a run, a .gguf file or the hub, in evaluation mode.
 
     Qwen3, Qwen2 and Llama checkpoints are read as they are, with dense attention.
@@ -45,17 +47,20 @@ def open_model(source: str | Path, *, dtype: torch.dtype | None = None) -> Varif
     Args:
         source: where the model is.
         dtype: the dtype of a pretrained model's weights; None for the one they were saved in.
+        weights: how they are held, float32 or int8; None for as they were saved.
     """
     place = model_source(source)
-    return load_model(place) if is_ours(place) else load_pretrained(place, dtype=dtype)
+    if is_ours(place):
+        return load_model(place, weights=weights)
+    return load_pretrained(place, dtype=dtype, weights=weights)
 
 
-def open_with_tokenizer(source: str | Path) -> tuple[VarifocalForCausalLM, Any]:
+def open_with_tokenizer(source: str | Path, *, weights: str | None = None) -> tuple[VarifocalForCausalLM, Any]:
     """The model and its transformers tokenizer; ValueError if it comes without one."""
     place = model_source(source)
     if is_ours(place):
-        return load_model(place), load_text_tokenizer(place)
-    model, tokenizer = load_pretrained(place), read_tokenizer(place)
+        return load_model(place, weights=weights), load_text_tokenizer(place)
+    model, tokenizer = load_pretrained(place, weights=weights), read_tokenizer(place)
     if tokenizer is None:
         raise ValueError(f"{source} has no tokenizer; put its tokenizer.json beside the weights")
     return model, tokenizer

@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from varifocal.attention.mechanisms.registry import make_mechanism, mechanism_type
-from varifocal.model.checkpoints import only_errors
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.model.reading import only_errors
 from varifocal.model.writing import WRITE_ERRORS, why_unwritten
 from varifocal.retrofit.dense_start import foreign_share, start_as_dense, starting_options
 from varifocal.retrofit.families import FAMILIES, take_over, translate_config

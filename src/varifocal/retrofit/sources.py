@@ -14,9 +14,9 @@ from transformers.integrations.gguf import read_gguf_metadata
 from transformers.utils import cached_file
 
 from varifocal.attention.mechanisms.registry import nearest
-from varifocal.model.checkpoints import check_report, only_errors, refuse_redirection
+from varifocal.model.checkpoints import check_report, refuse_redirection
 from varifocal.model.config import check_sizes
-from varifocal.model.reading import one_line, readable
+from varifocal.model.reading import one_line, only_errors, readable
 from varifocal.model.saved_weights import INDEX, index_names, require_as_large, tensor_names, weight_files
 from varifocal.results.files import read_json
 

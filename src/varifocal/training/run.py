@@ -19,8 +19,7 @@ from varifocal.data import Batches, PreparedData, open_data
 from varifocal.data.files import explained
 from varifocal.environment import environment
 from varifocal.memory import reset_peak, resident_bytes
-from varifocal.model.checkpoints import only_errors
-from varifocal.model.reading import one_line
+from varifocal.model.reading import one_line, only_errors
 from varifocal.model.writing import WRITE_ERRORS
 from varifocal.results.run import RunEnvironment, RunSummary
 from varifocal.threads import use_threads
