@@ -6,12 +6,13 @@ import typer
 
 from varifocal.cli.bench_attention import attention
 from varifocal.cli.bench_data import data
+from varifocal.cli.bench_decode import decode
 from varifocal.cli.bench_model import model
 from varifocal.cli.bench_plan import plan
 from varifocal.cli.bench_training import training
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
-for benchmark in (model, training, plan, attention, data):
+for benchmark in (model, decode, training, plan, attention, data):
     bench.command()(benchmark)
 
 

@@ -1,0 +1,1 @@
+"""Tokens that are decoded one by one, beside others and beside what the machine's memory gives."""
