@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from varifocal.cli.options import JsonFile, Plot, Rounds, Threads, parse_lengths, require_plots
 from varifocal.cli.tables import print_table, progress_bar
-from varifocal.report.decode_bench import decode_table
+from varifocal.report.decode_bench import decode_table, loss_sentence, speculation_sentence
 from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
 
@@ -37,6 +38,14 @@ Texts = Annotated[str, typer.Option("--rows", help="Texts decoded at once, separ
 Prompt = Annotated[
     int, typer.Option(min=0, help="Read contexts up to this one from a prompt; fill longer ones with random keys.")
 ]
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        help="A .parquet file with a column text, or a text: also measure the loss of int8 weights on it, and "
+        "speculative generation.",
+        dir_okay=False,
+    ),
+]
 LlamaPython = Annotated[
     str | None, typer.Option(help="A Python interpreter that has llama-cpp-python. Default: this one.")
 ]
@@ -51,6 +60,9 @@ def decode(
     rounds: Rounds = 10,
     prompt: Prompt = 2048,
     llama_python: LlamaPython = None,
+    text: Text = None,
+    documents: Annotated[int, typer.Option(min=2, help="Documents of --text.")] = 100,
+    length: Annotated[int, typer.Option(min=64, help="Tokens of each document, at most.")] = 512,
     threads: Threads = None,
     json_file: JsonFile = None,
     plot: Plot = None,
@@ -75,6 +87,7 @@ def decode(
     plan = Plan(
         source=source, contexts=parse_lengths(contexts), texts=parse_lengths(rows),
         names=tuple(contender or ()) or None, rounds=rounds, tokens=tokens, prompt=prompt, llama_python=llama_python,
+        text=text, documents=documents, length=length,
     )  # fmt: skip
     use_threads(threads)
     with progress_bar() as bar:
@@ -97,6 +110,10 @@ def print_result(console: Console, found: DecodeBench) -> None:
     """Print a table for each context, the notes, and the machine."""
     for texts, context in dict.fromkeys((row.texts, row.context) for row in found.rows):
         print_table(console, None, decode_table(found, context, texts))
+    for one in found.losses:
+        console.print(loss_sentence(one), highlight=False)
+    for row in found.speculation:
+        console.print(speculation_sentence(row), highlight=False)
     for note in found.notes:
         console.print(f"[dim]{note}[/dim]", highlight=False)
     shared = found.environment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from varifocal.report.table import Table
-from varifocal.results.decode_bench import DecodeBench
+from varifocal.results.decode_bench import DecodeBench, LossOfWeights, SpeculationRow
 
 
 def decode_table(bench: DecodeBench, context: int, texts: int) -> Table:
@@ -43,3 +43,19 @@ def speed_table(bench: DecodeBench, texts: int = 1) -> Table:
             cells.append("" if row is None else f"{row.tokens_per_second:.1f} ({row.speedup:.2f}x{share})")
         body.append(cells)
     return [["tokens/s after", *(f"{context:,}" for context in contexts)], *body]
+
+
+def loss_sentence(one: LossOfWeights) -> str:
+    """What holding the weights otherwise costs, with its interval."""
+    half = one.difference.half_width or 0.0
+    return (
+        f"{one.weights} weights: loss {one.loss.mean + one.difference.mean:.4f} after {one.loss.mean:.4f} nats, "
+        f"{one.difference.mean:+.5f} with a 95 % interval of +-{half:.5f} over {one.loss.count} documents "
+        f"({one.tokens:,} tokens of {one.text})"
+    )
+
+
+def speculation_sentence(row: SpeculationRow) -> str:
+    """What speculative generation gained."""
+    same = "the same text" if row.same_text else "another text"
+    return f"{row.name}, {row.kind}: {row.tokens} tokens in {row.calls} calls, {row.speedup:.2f} times as fast, {same}"

@@ -57,10 +57,13 @@ def open_model(
 
 def open_with_tokenizer(source: str | Path, *, weights: str | None = None) -> tuple[VarifocalForCausalLM, Any]:
     """The model and its transformers tokenizer; ValueError if it comes without one."""
+    return open_model(source, weights=weights), tokenizer_of(source)
+
+
+def tokenizer_of(source: str | Path) -> Any:
+    """The transformers tokenizer that comes with a model; ValueError if there is none."""
     place = model_source(source)
-    if is_ours(place):
-        return load_model(place, weights=weights), load_text_tokenizer(place)
-    model, tokenizer = load_pretrained(place, weights=weights), read_tokenizer(place)
+    tokenizer = load_text_tokenizer(place) if is_ours(place) else read_tokenizer(place)
     if tokenizer is None:
         raise ValueError(f"{source} has no tokenizer; put its tokenizer.json beside the weights")
-    return model, tokenizer
+    return tokenizer

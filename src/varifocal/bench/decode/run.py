@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from varifocal.bench.decode.contenders import (
     BASELINE,
+    INT8,
     Contender,
     ModelContender,
     build,
@@ -18,14 +19,19 @@ from varifocal.bench.decode.contenders import (
 )
 from varifocal.bench.decode.llama import LlamaProcess
 from varifocal.bench.decode.memory_speed import MemoryReader
+from varifocal.bench.decode.speculation import repeating_prompt, time_speculation
+from varifocal.bench.decode.text_loss import beginnings, loss_of_weights
 from varifocal.bench.decode.turn import Turn
 from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, turns
 from varifocal.environment import environment
 from varifocal.model.weights import weight_bytes
-from varifocal.results.decode_bench import DecodeBench, DecodeRow
+from varifocal.results.decode_bench import DecodeBench, DecodeRow, LossOfWeights, SpeculationRow
+from varifocal.retrofit.opening import tokenizer_of
 
 MEMORY = "memory"
+SPECULATED = 48
+"""Tokens that are generated speculatively."""
 OnStep = Callable[[Step], None]
 
 
@@ -46,6 +52,11 @@ class Plan:
     prompt: int = 2048
     """Contexts up to this one are read from a prompt, which is timed; longer ones are filled at random."""
     llama_python: str | None = None
+    text: Path | None = None
+    """A text on which the loss of int8 weights is measured, and speculative generation."""
+    documents: int = 100
+    length: int = 512
+    """Documents of the text, and tokens of each."""
     buffer: int = 512 << 20
     """Bytes that the plain loop reads."""
 
@@ -54,6 +65,15 @@ class Plan:
             if not getattr(self, what) or min(getattr(self, what)) < 1:
                 raise ValueError(f"{what} must be whole numbers of at least 1, got {getattr(self, what)}")
         mechanisms_of(self.contenders)
+        if self.text is not None and not self.text.is_file():
+            raise ValueError(f"{self.text} does not exist; give a .parquet file with a column text, or a text in UTF-8")
+        if self.text is not None and self.pair is None:
+            raise ValueError("--text compares a mechanism with its int8 weights; name both: -c dense -c 'dense int8'")
+
+    @property
+    def pair(self) -> str | None:
+        """The first mechanism of which both kinds of weights take part."""
+        return next((name for name in self.contenders if f"{name}{INT8}" in self.contenders), None)
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -64,6 +84,7 @@ class Plan:
 def bench_decode(plan: Plan, *, on_step: OnStep = lambda step: None) -> DecodeBench:
     """The result: a row for each contender, context and number of texts."""
     total = len(plan.texts) * len(plan.contexts) * (len(plan.contenders) + 1) + 1
+    total += 0 if plan.text is None else plan.documents + 1
     done = 0
 
     def step(doing: str) -> None:
@@ -72,6 +93,8 @@ def bench_decode(plan: Plan, *, on_step: OnStep = lambda step: None) -> DecodeBe
         done += 1
 
     rows: list[DecodeRow] = []
+    losses: list[LossOfWeights] = []
+    speculation: list[SpeculationRow] = []
     read: list[float] = []
     with TemporaryDirectory() as folder:
         step("reading the model")
@@ -81,6 +104,8 @@ def bench_decode(plan: Plan, *, on_step: OnStep = lambda step: None) -> DecodeBe
             for texts in plan.texts:
                 for context in plan.contexts:
                     rows += time_contenders(contenders, memory, plan, texts, context, read=read, say=step)
+            if plan.text is not None:
+                losses, speculation = measure_on_text(contenders, plan, plan.text, say=step)
         finally:
             for one in contenders:
                 if isinstance(one, LlamaProcess):
@@ -95,7 +120,23 @@ def bench_decode(plan: Plan, *, on_step: OnStep = lambda step: None) -> DecodeBe
             weight_bytes={one.name: weight_bytes(one.model) for one in contenders if isinstance(one, ModelContender)},
             notes=notes_of(plan),
             rows=tuple(rows),
+            losses=tuple(losses),
+            speculation=tuple(speculation),
         )
+
+
+def measure_on_text(
+    contenders: Sequence[Contender], plan: Plan, file: Path, *, say: Callable[[str], None]
+) -> tuple[list[LossOfWeights], list[SpeculationRow]]:
+    """What int8 weights cost on a text, and what speculative generation gains on one that repeats itself."""
+    tokenizer = tokenizer_of(plan.source)
+    models = {one.name: one.model for one in contenders if isinstance(one, ModelContender)}
+    name = str(plan.pair)
+    plain, narrow = models[name], models[f"{name}{INT8}"]
+    loss = loss_of_weights(plain, narrow, tokenizer, file, documents=plan.documents, length=plan.length, say=say)
+    say("speculation")
+    prompt = repeating_prompt(next(beginnings(file, tokenizer, length=plan.length)))
+    return [loss], time_speculation(name, plain, narrow, prompt, tokens=SPECULATED, rounds=3)
 
 
 def notes_of(plan: Plan) -> tuple[str, ...]:
