@@ -23,6 +23,7 @@ from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 from varifocal.cli.plan import plan
 from varifocal.cli.report import report
+from varifocal.cli.focus import focus
 from varifocal.cli.retrofit import retrofit
 from varifocal.cli.train import train
 
@@ -47,6 +48,7 @@ app.command()(ablate)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
+app.command()(focus)
 app.command()(analyze)
 app.command()(report)
 app.command()(explore)
