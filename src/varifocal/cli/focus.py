@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,6 @@ from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.results.focus import FocusMap, FocusMeasure
-    from varifocal.retrofit.focus.fit import FitPlan
     from varifocal.retrofit.focus.focusing import Focusing
 
 Keep = Annotated[float, typer.Option(help="The share of key heads that go on reading everything, from 0 to 1.")]
@@ -137,8 +135,8 @@ def focus(
 
 
 def run(
-    source: str, out: Path, texts: object, wanted: Focusing, *, named: str, console: Console
-) -> tuple[FocusMap, object]:
+    source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str, console: Console
+) -> tuple[FocusMap, Opened]:
     """The fit with a bar that says how far it is and how long it will take."""
     from varifocal.retrofit.focus.fit import FitStep
     from varifocal.retrofit.focus.focusing import CALIBRATION_ROWS, focus
@@ -156,7 +154,7 @@ def run(
         def show_adaptation(step: int, loss: float) -> None:
             bar.update(adapting, completed=step, visible=True, description=f"adapting, distance {loss:.4f}")
 
-        return focus(source, out, texts, wanted, named=named, say=console.print, on_step=show, on_adapt=show_adaptation)  # type: ignore[arg-type, return-value]
+        return focus(source, out, texts, wanted, named=named, say=console.print, on_step=show, on_adapt=show_adaptation)
 
 
 def show_map(console: Console, record: FocusMap) -> None:

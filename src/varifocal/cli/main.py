@@ -19,11 +19,11 @@ from varifocal.cli.compare import compare
 from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.explore import explore
+from varifocal.cli.focus import focus
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 from varifocal.cli.plan import plan
 from varifocal.cli.report import report
-from varifocal.cli.focus import focus
 from varifocal.cli.retrofit import retrofit
 from varifocal.cli.train import train
 

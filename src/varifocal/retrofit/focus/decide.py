@@ -52,7 +52,7 @@ def heads_of_share(keep: float, heads: int) -> int:
 
 
 def keep_highest(scores: Tensor, count: int) -> Map:
-    """The `count` key heads of the highest scores [layers, key heads] over the whole model; the earlier among equals."""
+    """The `count` key heads of the highest scores [layers, key heads], over the whole model; the earlier of equals."""
     flat = scores.flatten().tolist()
     kept = set(sorted(range(len(flat)), key=lambda number: (-flat[number], number))[:count])
     layers, heads = scores.shape
@@ -87,7 +87,7 @@ def keep_layers_in_turn(layers: int, heads: int, count: int) -> Map:
     # Rounding may let two fall together.
     while len(order) < whole:
         order.append(others.pop(0))
-    full = {layer: heads for layer in order}
+    full = dict.fromkeys(order, heads)
     if rest:
         full[others[len(others) // 2]] = rest
     return tuple(tuple(head < full.get(layer, 0) for head in range(heads)) for layer in range(layers))

@@ -191,7 +191,7 @@ def focus(
     at = min(8192, opened.source.config.max_position_embeddings)
     dense = tuple((True,) * sizes.kv_heads for _ in range(sizes.layers))
     say(
-        f"{count} of {fitted.scores.numel()} key heads read everything ({share_of(full):.0%}), decided by {decided_by}; "
+        f"{count} of {fitted.scores.numel()} key heads read everything ({share_of(full):.0%}), by {decided_by}; "
         f"cache at {at} tokens {sizes.of_map(full, at) / sizes.of_map(dense, at):.2f} of dense"
     )
     model = focused_model(opened.source, full, plan)

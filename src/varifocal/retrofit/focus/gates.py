@@ -119,4 +119,5 @@ class GatedModel:
 
     def head(self) -> nn.Module:
         """What makes logits of hidden states."""
-        return self.model.lm_head
+        head: nn.Module = self.model.lm_head
+        return head
