@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.results.focus import FocusMap, FocusMeasure
-    from varifocal.retrofit.focus.focusing import Focusing
+    from varifocal.retrofit.focus.focusing import Focusing, Opened
 
 Keep = Annotated[float, typer.Option(help="The share of key heads that go on reading everything, from 0 to 1.")]
 Bytes = Annotated[
