@@ -19,6 +19,7 @@ from varifocal.cli.compare import compare
 from varifocal.cli.data import data
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.explore import explore
+from varifocal.cli.focus import focus
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
 from varifocal.cli.plan import plan
@@ -47,6 +48,7 @@ app.command()(ablate)
 app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
+app.command()(focus)
 app.command()(analyze)
 app.command()(report)
 app.command()(explore)

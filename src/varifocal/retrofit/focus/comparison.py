@@ -1,0 +1,129 @@
+"""Maps of all shares measured side by side on the same tokens: the fitted ones beside chance and whole layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from varifocal.environment import environment
+from varifocal.results.focus import FocusMap, FocusMeasure, FocusRow
+from varifocal.retrofit.focus.decide import (
+    Map,
+    heads_of_share,
+    keep_at_random,
+    keep_highest,
+    keep_layers_in_turn,
+    share_of,
+)
+from varifocal.retrofit.focus.focusing import Opened
+from varifocal.retrofit.focus.measure import FactFound, facts_found, loss_by_position, questions
+from varifocal.retrofit.focus.texts import FactRow, Library
+from varifocal.statistics.estimates import estimate, paired_difference
+
+SHARES = (1 / 2, 1 / 3, 1 / 4)
+DEPTHS = 10
+CACHE_LENGTHS = (2048, 4096, 8192)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """What to measure on."""
+
+    length: int = 2048
+    documents: int = 16
+    questions: int = 30
+    """Facts asked for at each length."""
+    shares: tuple[float, ...] = SHARES
+    random_maps: int = 1
+    seed: int = 0
+
+
+def measure_maps(
+    opened: Opened,
+    record: FocusMap,
+    texts: Iterable[str],
+    wanted: Measuring,
+    *,
+    named: str = "texts",
+    on_row: Callable[[int, int], None] = lambda done, total: None,
+) -> FocusMeasure:
+    """The losses and the facts found by the dense model, by the record's scores at several shares, and by rivals.
+
+    Args:
+        opened: the model with the gates of the fit.
+        record: its scores.
+        texts: long documents, others than those of the fit.
+        wanted: how much of what.
+        named: what the documents are called in the result.
+        on_row: called after each text with how many are done, and how many there are.
+    """
+    gated = opened.gated
+    library = Library(texts, opened.tokenizer, least=wanted.length, most=max(wanted.documents, 40))
+    rows = library.passages(wanted.length, wanted.documents)
+    asked: list[FactRow] = []
+    if wanted.questions:
+        repeats = -(-wanted.questions // DEPTHS)
+        asked = questions(library, (wanted.length,), depths=DEPTHS, repeats=repeats, seed=wanted.seed)
+    maps = rivals(record, opened, wanted)
+    done, total = 0, (len(maps) + 1) * (len(rows) + len(asked))
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        on_row(done, total)
+
+    with gated.reading("everything"):
+        dense = loss_by_position(gated, rows, on_row=count)
+        known = facts_found(gated, asked, on_row=count)
+    measured = []
+    for name, full in maps:
+        with gated.by_map(full):
+            losses = loss_by_position(gated, rows, on_row=count)
+            found = facts_found(gated, asked, on_row=count)
+        measured.append(row_of(name, full, dense, losses, known, found, opened))
+    return FocusMeasure(
+        source=record.source, texts=named, length=wanted.length, documents=len(rows),
+        dense_loss=estimate(dense.mean(dim=1).tolist()),
+        dense_curve=tuple(float(part.mean()) for part in dense.chunk(8, dim=1)),
+        dense_found={str(wanted.length): sum(one.found for one in known) / len(known)} if known else {},
+        rows=tuple(measured), environment=environment(),
+    )  # fmt: skip
+
+
+def rivals(record: FocusMap, opened: Opened, wanted: Measuring) -> list[tuple[str, Map]]:
+    """All maps: by the scores, by chance and by layers at each share, and all heads windowed."""
+    layers, heads = opened.gated.layers, opened.gated.kv_heads
+    scores = torch.tensor([one.score for one in record.heads]).view(layers, heads)
+    found: list[tuple[str, Map]] = []
+    for share in wanted.shares:
+        count = heads_of_share(share, layers * heads)
+        found.append((str(record.fit["way"]), keep_highest(scores, count)))
+        for number in range(wanted.random_maps):
+            found.append(("random", keep_at_random(layers, heads, count, wanted.seed + number)))
+        found.append(("layers in turn", keep_layers_in_turn(layers, heads, count)))
+    found.append(("all windowed", keep_highest(scores, 0)))
+    return found
+
+
+def row_of(
+    name: str, full: Map, dense: Tensor, losses: Tensor, known: list[FactFound], found: list[FactFound], opened: Opened
+) -> FocusRow:
+    """What one map costs against the dense model."""
+    sizes = opened.sizes
+    everything = tuple((True,) * sizes.kv_heads for _ in range(sizes.layers))
+    half = dense.shape[1] // 2
+    answered = [two for one, two in zip(known, found, strict=True) if one.found]
+    by_depth = [[one.found for one in answered if int(one.depth * DEPTHS) == place] for place in range(DEPTHS)]
+    return FocusRow(
+        name=name, keep=share_of(full),
+        loss=paired_difference(losses.mean(dim=1).tolist(), dense.mean(dim=1).tolist()),
+        far_loss=paired_difference(losses[:, half:].mean(dim=1).tolist(), dense[:, half:].mean(dim=1).tolist()),
+        found=estimate([float(one.found) for one in answered]) if answered else None,
+        found_by_depth=tuple(sum(one) / len(one) if one else None for one in by_depth) if answered else None,
+        cache={
+            str(length): sizes.of_map(full, length) / sizes.of_map(everything, length) for length in CACHE_LENGTHS
+        },
+    )  # fmt: skip

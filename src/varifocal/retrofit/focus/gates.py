@@ -1,0 +1,123 @@
+"""The gates of a fit: one share for each key head of a frozen model, between a window and the whole text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from varifocal.attention.mechanisms import HeadShape
+from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, two_way
+from varifocal.equations.branches import Branch, Causal, Prefix, Window
+from varifocal.equations.equation import Equation
+from varifocal.model.modeling import VarifocalForCausalLM
+
+Reading = Literal["everything", "mixture", "map"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FocusGatesConfig(MechanismConfig):
+    """What a windowed head reads."""
+
+    window: int = 256
+    sinks: int = 4
+
+
+class FocusGates(Mechanism[FocusGatesConfig]):
+    """f * dense attention + (1 - f) * attention to a window and the first tokens, with a share f for each key head."""
+
+    name = "focus_gates"
+    config_type = FocusGatesConfig
+
+    def __init__(self, config: FocusGatesConfig | None = None, shape: HeadShape | None = None) -> None:
+        super().__init__(config, shape)
+        self.shares = torch.ones(self.shape.kv_heads)
+        """f of each key head, set before each pass; a leaf or a function of what is fitted."""
+        self.reading: Reading = "mixture"
+        self.full: tuple[bool, ...] = (True,) * self.shape.kv_heads
+        """By key head, whether it reads everything; for the reading "map"."""
+
+    def near(self) -> Branch:
+        """What a windowed head reads."""
+        window = Window(self.config.window)
+        return window | Prefix(self.config.sinks) if self.config.sinks else window
+
+    def mapped(self) -> Branch:
+        """What each head reads by the map."""
+        each = self.shape.heads // self.shape.kv_heads
+        full = [self.full[head // each] for head in range(self.shape.heads)]
+        if all(full):
+            return Causal()
+        if not any(full):
+            return self.near()
+        window = Window(tuple(None if one else self.config.window for one in full))
+        sinks = tuple(0 if one else self.config.sinks for one in full)
+        return window | Prefix(sinks) if self.config.sinks else window
+
+    def equation(self, call: Call) -> Equation:
+        if self.reading == "everything":
+            return Equation((Causal(),))
+        if self.reading == "map":
+            return Equation((self.mapped(),))
+        batch, heads, queries, _ = call.q.shape
+        near = 1 - self.shares.repeat_interleave(heads // self.shape.kv_heads)
+        gate = near.to(call.q)[None, :, None].expand(batch, heads, queries)
+        return Equation((self.near(), Causal()), two_way(gate))
+
+
+class GatedModel:
+    """A model whose layers have such gates, with its weights frozen."""
+
+    def __init__(self, model: VarifocalForCausalLM, *, window: int, sinks: int) -> None:
+        self.model = model.eval().requires_grad_(False)
+        config = FocusGatesConfig(window=window, sinks=sinks)
+        self.gates: list[FocusGates] = []
+        for layer in model.model.layers:
+            attention: Any = layer.self_attn
+            attention.mechanism = FocusGates(config, attention.mechanism.shape)
+            self.gates.append(attention.mechanism)
+
+    @property
+    def layers(self) -> int:
+        return len(self.gates)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.gates[0].shape.kv_heads
+
+    @contextmanager
+    def reading(self, how: Reading) -> Iterator[None]:
+        """Inside the block all layers read in one way."""
+        before = [gate.reading for gate in self.gates]
+        for gate in self.gates:
+            gate.reading = how
+        try:
+            yield
+        finally:
+            for gate, one in zip(self.gates, before, strict=True):
+                gate.reading = one
+
+    @contextmanager
+    def by_map(self, full: Sequence[Sequence[bool]]) -> Iterator[None]:
+        """Inside the block heads read everything or a window as the map says."""
+        for gate, heads in zip(self.gates, full, strict=True):
+            gate.full = tuple(heads)
+        with self.reading("map"):
+            yield
+
+    def hidden(self, tokens: Tensor, shares: Tensor | None = None) -> Tensor:
+        """The last hidden states [B, T, C] of tokens [B, T]; with shares [layers, key heads] as they mix."""
+        if shares is not None:
+            for gate, one in zip(self.gates, shares, strict=True):
+                gate.shares = one
+        states: Tensor = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        return states
+
+    def head(self) -> nn.Module:
+        """What makes logits of hidden states."""
+        head: nn.Module = self.model.lm_head
+        return head

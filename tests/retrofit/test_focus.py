@@ -1,0 +1,323 @@
+"""`varifocal focus`: gates are fitted on a frozen model, heads are selected by them, and the saved model reads so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from tests.model.models import SIZES, VOCABULARY
+from varifocal.cli.main import app
+from varifocal.model import load_model
+from varifocal.results.focus import FocusMap, FocusMeasure
+from varifocal.retrofit.families import load_pretrained
+from varifocal.retrofit.focus.calibrate import calibrate
+from varifocal.retrofit.focus.decide import (
+    CacheSizes,
+    fewest_heads,
+    keep_at_random,
+    keep_highest,
+    keep_layers_in_turn,
+)
+from varifocal.retrofit.focus.fit import FitPlan, FitStep, expected_share, fit_gates, hard_concrete
+from varifocal.retrofit.focus.focusing import Focusing, focused_model, open_dense
+from varifocal.retrofit.focus.gates import GatedModel
+from varifocal.retrofit.focus.texts import MEASURED, Library, fit_rows
+
+PLAN = FitPlan(window=6, sinks=2, lengths=(48, 64), steps=8, rate=0.4, facts=1)
+
+
+def words(count: int, seed: int) -> str:
+    draw = random.Random(seed)
+    return " ".join(f"w{draw.randrange(1, VOCABULARY)}" for _ in range(count))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a tokenizer of words."""
+    folder = tmp_path_factory.mktemp("source")
+    torch.manual_seed(11)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder)
+    vocabulary = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of long documents."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(14):
+        (folder / f"{number}.txt").write_text(words(200, number))
+    return folder
+
+
+@pytest.fixture
+def library(source: Path) -> Library:
+    from varifocal.retrofit.sources import read_tokenizer
+
+    return Library((words(200, number) for number in range(5)), read_tokenizer(source), least=64)
+
+
+def gated_model(source: Path, *, window: int = 6) -> GatedModel:
+    return GatedModel(load_pretrained(source), window=window, sinks=2)
+
+
+def test_shares_of_one_are_dense_and_shares_of_zero_are_windows(source: Path) -> None:
+    dense, gated = load_pretrained(source), gated_model(source)
+    tokens = torch.randint(1, VOCABULARY, (2, 40))
+    with torch.no_grad():
+        wanted = dense.model(input_ids=tokens, use_cache=False).last_hidden_state
+        size = (gated.layers, gated.kv_heads)
+        torch.testing.assert_close(gated.hidden(tokens, torch.ones(size)), wanted)
+        near = gated.hidden(tokens, torch.zeros(size))
+        assert (near - wanted).abs().max() > 1e-2
+        with gated.by_map([[False] * gated.kv_heads] * gated.layers):
+            torch.testing.assert_close(gated.hidden(tokens), near)
+        with gated.reading("everything"):
+            torch.testing.assert_close(gated.hidden(tokens), wanted)
+
+
+def test_map_is_what_the_focused_model_reads(source: Path) -> None:
+    opened = open_dense(source, PLAN)
+    full = keep_at_random(opened.gated.layers, opened.gated.kv_heads, 2, seed=3)
+    tokens = torch.randint(1, VOCABULARY, (1, 40))
+    with torch.no_grad(), opened.gated.by_map(full):
+        wanted = opened.gated.hidden(tokens)
+        found = focused_model(opened.source, full, PLAN).model(input_ids=tokens, use_cache=False).last_hidden_state
+    torch.testing.assert_close(found, wanted)
+
+
+def test_weights_stay_and_a_penalty_closes_gates(source: Path, library: Library) -> None:
+    gated = gated_model(source)
+    before = {name: value.clone() for name, value in gated.model.state_dict().items()}
+    means = []
+    for penalty in (1e-6, 100.0):
+        plan = FitPlan(window=6, sinks=2, lengths=(48, 64), steps=8, rate=0.4, penalty=penalty)
+        fitted = fit_gates(gated, fit_rows(library, plan.lengths, seed=0, facts=1), plan)
+        assert fitted.scores.shape == (gated.layers, gated.kv_heads)
+        assert len(fitted.traces) == len(fitted.losses) == 8
+        means.append(float(fitted.scores.mean()))
+    assert means[0] > 0.5 > means[1]
+    assert all(torch.equal(value, before[name]) for name, value in gated.model.state_dict().items())
+
+
+def test_constrained_gates_follow_their_target(source: Path, library: Library) -> None:
+    shares = []
+    for keep in (0.1, 0.9):
+        plan = FitPlan(way="constrain", keep=keep, window=6, sinks=2, lengths=(48,), steps=80, rate=0.5, start=1.0)
+        fitted = fit_gates(gated_model(source), fit_rows(library, plan.lengths, seed=0, facts=1), plan)
+        shares.append(float(fitted.scores.mean()))
+    assert shares[0] < 0.45 < shares[1]
+
+
+def test_hard_gates_are_often_exactly_open_or_closed() -> None:
+    noise = torch.linspace(0.001, 0.999, 999)
+    drawn = hard_concrete(torch.tensor(0.0), noise)
+    assert drawn.min() == 0
+    assert drawn.max() == 1
+    assert ((drawn > 0) & (drawn < 1)).any()
+    # The probability that the constraint counts is the one that is drawn.
+    for logit in (-2.0, 0.0, 1.5):
+        share = (hard_concrete(torch.tensor(logit), noise) > 0).float().mean()
+        assert share == pytest.approx(float(expected_share(torch.tensor(logit))), abs=2e-3)
+
+
+class StoppedError(Exception):
+    """An interruption."""
+
+
+@pytest.mark.parametrize("way", ["distill", "constrain"])
+def test_interrupted_fit_goes_on_as_if_nothing_had_been(
+    source: Path, library: Library, tmp_path: Path, way: Any
+) -> None:
+    plan = FitPlan(way=way, window=6, sinks=2, lengths=(48, 64), steps=6, rate=0.5)
+    whole = fit_gates(gated_model(source), fit_rows(library, plan.lengths, seed=0, facts=1), plan)
+
+    def stop(step: FitStep) -> None:
+        if step.step == 3:
+            raise StoppedError
+
+    state = tmp_path / "state.json"
+    with pytest.raises(StoppedError):
+        fit_gates(
+            gated_model(source), fit_rows(library, plan.lengths, seed=0, facts=1), plan, state=state, on_step=stop
+        )
+    steps: list[int] = []
+    resumed = fit_gates(
+        gated_model(source), fit_rows(library, plan.lengths, seed=0, facts=1), plan, state=state,
+        on_step=lambda step: steps.append(step.step),
+    )  # fmt: skip
+    assert steps == [4, 5, 6]
+    assert torch.equal(resumed.scores, whole.scores)
+    assert resumed.traces == whole.traces
+    # What another plan left is not taken up.
+    other = FitPlan(way=way, window=6, sinks=2, lengths=(48, 64), steps=6, rate=0.6)
+    fit_gates(
+        gated_model(source), fit_rows(library, other.lengths, seed=0, facts=1), other, state=state,
+        on_step=lambda step: steps.append(step.step),
+    )  # fmt: skip
+    assert steps[3:] == [1, 2, 3, 4, 5, 6]
+
+
+def test_calibration_tells_the_error_of_each_head(source: Path, library: Library) -> None:
+    rows = fit_rows(library, (48,), seed=0, facts=1)
+    scores = calibrate(gated_model(source), rows, 2)
+    assert (scores > 0).all()
+    # A window that holds the whole text loses nothing.
+    assert calibrate(gated_model(source, window=48), fit_rows(library, (48,), seed=0, facts=1), 2).max() < 1e-10
+
+
+def test_facts_stand_where_they_are_said_to(library: Library) -> None:
+    row = library.with_facts(
+        64, random.Random(0), names=["w3", "w4"], depths=[0.0, 1.0], wording=MEASURED._replace(
+            told="w1 {name} {code}", asked="w2 {name}"
+        ), digits=1,
+    )  # fmt: skip
+    tokens = row.tokens.tolist()
+    assert len(tokens) == 64
+    assert tokens[:2] == [1, 3]
+    assert len(row.answers) == 2
+    for answer, depth in zip(row.answers, row.depths, strict=True):
+        assert tokens[answer.start - 2] == 2
+        assert tokens[answer.start - 1] == {0.0: 3, 1.0: 4}[depth]
+    with pytest.raises(ValueError, match="a text of 9 tokens has no room for 2 facts"):
+        library.with_facts(9, random.Random(0), names=["w3", "w4"])
+
+
+def test_rows_take_turns_and_their_weights_sum_to_one(library: Library) -> None:
+    rows = list(itertools.islice(fit_rows(library, (48, 64), seed=0, facts=1), 6))
+    assert {len(row.tokens) for row in rows} == {48, 64}
+    for number, row in enumerate(rows):
+        assert float(row.weight.sum()) == pytest.approx(1, abs=1e-5)
+        assert (len(set(row.weight.tolist())) > 1) == bool(number % 2)
+
+
+def test_maps() -> None:
+    scores = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
+    assert keep_highest(scores, 2) == ((True, False), (True, False))
+    assert keep_highest(scores, 0) == ((False, False), (False, False))
+    for count in range(13):
+        for full in (keep_at_random(4, 3, count, seed=0), keep_layers_in_turn(4, 3, count)):
+            assert sum(map(sum, full)) == count
+    assert keep_layers_in_turn(4, 3, 6) == ((False,) * 3, (True,) * 3, (False,) * 3, (True,) * 3)
+    asked: list[int] = []
+
+    def rise(count: int) -> float:
+        asked.append(count)
+        return 1 - count / 90
+
+    assert fewest_heads(rise, 0.5, 90) == 45
+    assert len(asked) <= 7
+
+
+def test_budget_of_bytes() -> None:
+    sizes = CacheSizes(layers=2, kv_heads=2, head_width=8, bytes_per_number=4, window=6, sinks=2)
+    one = 2 * 8 * 4
+    full = ((True, False), (False, False))
+    assert sizes.of_map(full, 100) == one * (100 + 3 * 8)
+    assert sizes.heads_within(one * (100 + 3 * 8), 100) == 1
+    assert sizes.heads_within(one * 1000, 100) == 4
+    with pytest.raises(ValueError, match=r"a cache of 64 bytes at 100 tokens is less than the 2,048 bytes"):
+        sizes.heads_within(one, 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 1.5}, "keep is a share of the key heads, from 0 to 1, got 1.5"),
+        ({"way": "guess"}, "must be one of distill, constrain, calibrate, got 'guess'"),
+        ({"rate": 0.001}, "32 steps at a rate of 0.001 move them by 0.032, and 2 is the least"),
+        ({"start": -12.0}, "gates that start at the logit -12 cannot cross 1/2"),
+        ({"lengths": (100,)}, "texts of 100 tokens do not reach beyond a window of 256 and 4 sinks"),
+    ],
+)
+def test_plans_that_cannot_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FitPlan(**options)
+
+
+def test_one_thing_decides() -> None:
+    with pytest.raises(ValueError, match="cannot both decide"):
+        Focusing(fit=PLAN, budget=1, accept=0.1)
+
+
+OPTIONS = [
+    *("--window", "6", "--sinks", "2", "--length", "48,64", "--steps", "6", "--rate", "0.5", "--facts", "1"),
+    *("--threads", "1"),
+]
+
+
+def focus(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["focus", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output
+
+
+def test_command_fits_saves_and_measures(source: Path, texts: Path, tmp_path: Path) -> None:
+    out, told, picture = tmp_path / "out", tmp_path / "told.json", tmp_path / "told.png"
+    said = focus(
+        str(source), str(out), "--keep", "0.5", "--texts", str(texts), *OPTIONS, "--measure", str(texts),
+        "--measure-length", "64", "--documents", "4", "--questions", "0", "--json", str(told), "--plot", str(picture),
+    )  # fmt: skip
+    record = FocusMap.read(out / "focus.json")
+    model = load_model(out)
+    heads = len(record.heads)
+    assert record.share == 0.5
+    assert f"{heads // 2} of {heads} key heads read everything (50%)" in said
+    windows = [
+        [head.window for head in record.heads if head.layer == layer] for layer in range(len(model.model.layers))
+    ]
+    options: Any = model.config.mechanism_options
+    assert [list(one["windows"]) for one in options] == windows
+    assert model.config.mechanism == ["focused"] * len(windows)
+    tokens = torch.randint(1, VOCABULARY, (1, 30))
+    assert model.generate(tokens, max_new_tokens=4, do_sample=False).shape == (1, 34)
+    result = FocusMeasure.read(told)
+    assert {row.keep for row in result.rows} == {0.5, 0.25, 0.0} | {round(heads / 3) / heads}
+    assert picture.stat().st_size > 1000
+    # Nothing of the fit is left beside the model.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "told.json", "told.png"]
+
+
+def test_command_decides_by_an_accepted_loss_and_adapts(source: Path, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = focus(
+        str(source), str(out), "--fit", "calibrate", "--accept", "100", "--texts", str(texts), *OPTIONS, "--adapt", "3"
+    )
+    assert "0 of " in said
+    assert "adapted for 3 steps" in said
+    content = json.loads((out / "focus.json").read_text())
+    assert content["adaptation"]["steps"] == 3
+    assert all(head["window"] == 6 for head in content["heads"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--json", "x.json"), "say on which texts with --measure"),
+        (("--length", "500"), "the model reads 64 tokens|no document has the 500 tokens"),
+        (("--cache-bytes", "10"), "is less than the"),
+        (("--lora", "0"), "--lora"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    source: Path, texts: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    options = [*OPTIONS, "--fit", "calibrate", "--texts", str(texts), *arguments]
+    result = CliRunner().invoke(app, ["focus", str(source), str(tmp_path / "out"), *options])
+    assert result.exit_code != 0
+    assert re.search(message, f"{result.output} {result.exception}")
+    assert not (tmp_path / "out").exists()
