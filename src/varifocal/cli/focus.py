@@ -69,6 +69,7 @@ def focus(
     measure_length: Annotated[int, typer.Option(min=2, help="Tokens of a measured text.")] = 2048,
     documents: Annotated[int, typer.Option(min=2, help="Texts to measure on.")] = 16,
     questions: Annotated[int, typer.Option(min=0, help="Facts to ask for at each length; 0 for none.")] = 30,
+    fact_lengths: Annotated[str, typer.Option(help="Tokens of the texts with facts.")] = "1024,2048",
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of texts, facts and gates.")] = 0,
     threads: Threads = None,
     json_file: JsonFile = None,
@@ -119,7 +120,10 @@ def focus(
         return
     from varifocal.retrofit.focus.comparison import Measuring, measure_maps
 
-    measuring = Measuring(length=measure_length, documents=documents, questions=questions, seed=seed)
+    measuring = Measuring(
+        length=measure_length, documents=documents, questions=questions, fact_lengths=parse_lengths(fact_lengths),
+        seed=seed,
+    )  # fmt: skip
     with counting_bar(console=console) as bar:
         task = bar.add_task("measuring", total=None)
         result = measure_maps(

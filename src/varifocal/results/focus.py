@@ -69,6 +69,7 @@ class FocusRow(Record):
     """The same in the second half of the texts, where the windows bind most."""
     found: Estimate | None = maybe()
     """Facts found, of those that the dense model finds."""
+    found_by_length: dict[str, float] = field(default_factory=dict)
     found_by_depth: tuple[float | None, ...] | None = maybe()
     cache: dict[str, float] = field(default_factory=dict)
     """By length, the bytes of the cache against dense."""

@@ -35,7 +35,8 @@ class Measuring:
     length: int = 2048
     documents: int = 16
     questions: int = 30
-    """Facts asked for at each length."""
+    """Facts asked for at each of `fact_lengths`."""
+    fact_lengths: tuple[int, ...] = (1024, 2048)
     shares: tuple[float, ...] = SHARES
     random_maps: int = 1
     seed: int = 0
@@ -61,12 +62,14 @@ def measure_maps(
         on_row: called after each text with how many are done, and how many there are.
     """
     gated = opened.gated
-    library = Library(texts, opened.tokenizer, least=wanted.length, most=max(wanted.documents, 40))
+    longest = max(wanted.length, *wanted.fact_lengths) if wanted.questions else wanted.length
+    check_length(opened, longest)
+    library = Library(texts, opened.tokenizer, least=longest, most=max(wanted.documents, 40))
     rows = library.passages(wanted.length, wanted.documents)
     asked: list[FactRow] = []
     if wanted.questions:
         repeats = -(-wanted.questions // DEPTHS)
-        asked = questions(library, (wanted.length,), depths=DEPTHS, repeats=repeats, seed=wanted.seed)
+        asked = questions(library, wanted.fact_lengths, depths=DEPTHS, repeats=repeats, seed=wanted.seed)
     maps = rivals(record, opened, wanted)
     done, total = 0, (len(maps) + 1) * (len(rows) + len(asked))
 
@@ -88,9 +91,23 @@ def measure_maps(
         source=record.source, texts=named, length=wanted.length, documents=len(rows),
         dense_loss=estimate(dense.mean(dim=1).tolist()),
         dense_curve=tuple(float(part.mean()) for part in dense.chunk(8, dim=1)),
-        dense_found={str(wanted.length): sum(one.found for one in known) / len(known)} if known else {},
+        dense_found=by_length(known),
         rows=tuple(measured), environment=environment(),
     )  # fmt: skip
+
+
+def check_length(opened: Opened, length: int) -> None:
+    """ValueError if texts are longer than what the model was made for."""
+    most = opened.gated.model.config.max_position_embeddings
+    if length > most:
+        raise ValueError(f"the model reads {most} tokens, and texts of {length} are to be measured; give shorter ones")
+
+
+def by_length(found: list[FactFound]) -> dict[str, float]:
+    """The share of facts found, by the length of the text."""
+    lengths = sorted({one.length for one in found})
+    each = {length: [one.found for one in found if one.length == length] for length in lengths}
+    return {str(length): sum(those) / len(those) for length, those in each.items()}
 
 
 def rivals(record: FocusMap, opened: Opened, wanted: Measuring) -> list[tuple[str, Map]]:
@@ -122,6 +139,7 @@ def row_of(
         loss=paired_difference(losses.mean(dim=1).tolist(), dense.mean(dim=1).tolist()),
         far_loss=paired_difference(losses[:, half:].mean(dim=1).tolist(), dense[:, half:].mean(dim=1).tolist()),
         found=estimate([float(one.found) for one in answered]) if answered else None,
+        found_by_length=by_length(answered),
         found_by_depth=tuple(sum(one) / len(one) if one else None for one in by_depth) if answered else None,
         cache={
             str(length): sizes.of_map(full, length) / sizes.of_map(everything, length) for length in CACHE_LENGTHS
