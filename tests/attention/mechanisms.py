@@ -13,7 +13,7 @@ SHAPE = HeadShape(model_width=10, heads=4, kv_heads=2, head_width=6)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {},
-    "local": {"window": 3, "global_tokens": 2},
+    "local": {"window": 3, "sinks": 2},
     "combiner": {"segment": 3},
     "dynamic_sparse": {"rank": 3, "k_min": 2},
     "context_adaptive": {"window_min": 3, "window_max": 8, "edge": 2},

@@ -30,8 +30,8 @@ WINDOWS = {"window_min": 4, "window_max": 11, "edge": 3, "gate": {"hidden": 3}}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("dense", {}),
-    "local": ("local", {"window": 5, "global_tokens": 2}),
-    "local window": ("local", {"window": 5, "global_tokens": 0}),
+    "local": ("local", {"window": 5, "sinks": 2}),
+    "local window": ("local", {"window": 5, "sinks": 0}),
     "combiner": ("combiner", {"segment": 4}),
     "dynamic_sparse": ("dynamic_sparse", {"rank": 3, "k_min": 2}),
     "dynamic_sparse blocks": ("dynamic_sparse", {"rank": 3, "select": "blocks", "block": 4}),

@@ -69,6 +69,9 @@ class Scale:
 class MechanismConfig:
     """The options of one mechanism: a frozen value, saved with a model."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """By a name that an option had in earlier versions, the one it has now: saved options still load."""
+
     def in_layer(self, layer: int) -> Self:
         """The options of one layer of a model whose layers share these; whatever is drawn at random may differ."""
         return self

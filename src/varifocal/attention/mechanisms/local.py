@@ -1,4 +1,4 @@
-"""A window and a few global tokens in one softmax: Beltagy et al., Longformer, arXiv:2004.05150."""
+"""A window and the first tokens in one softmax: Beltagy et al., Longformer, arXiv:2004.05150."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, Scale, Step
+from varifocal.attention.mechanisms.sinks import with_sinks, words_of_sinks
 from varifocal.attention.mechanisms.variant import Variant
-from varifocal.equations.branches import Branch, Prefix, Window
+from varifocal.equations.branches import Branch, Window
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.equation import Equation
 
@@ -17,34 +18,35 @@ from varifocal.equations.equation import Equation
 class LocalConfig(MechanismConfig):
     """How far back a query looks, and how many tokens at the start of a document everybody sees."""
 
+    renamed = {"global_tokens": "sinks"}  # noqa: RUF012
+
     window: int = 256
     """Keys each query reads, its own included."""
-    global_tokens: int = 4
-    """Tokens at the start of each document that every later token reads; 0 for a window alone."""
+    sinks: int = 4
+    """First tokens of each document that stay readable; 0 for a window alone."""
 
     def __post_init__(self) -> None:
         require_at_least("window", self.window, 1)
-        require_at_least("global_tokens", self.global_tokens, 0)
+        require_at_least("sinks", self.sinks, 0)
 
 
 class Local(Mechanism[LocalConfig]):
-    """One softmax over the last `window` keys and the first `global_tokens` of the document."""
+    """One softmax over the last `window` keys and the first `sinks` of the document."""
 
     name = "local"
     config_type = LocalConfig
     variants = (
-        Variant({"window": 5, "global_tokens": 2}),
-        Variant({"window": 5, "global_tokens": 0}, "window"),
+        Variant({"window": 5, "sinks": 2}),
+        Variant({"window": 5, "sinks": 0}, "window"),
     )
 
-    bench_options: ClassVar[Mapping[str, Any]] = {"global_tokens": 0}
+    bench_options: ClassVar[Mapping[str, Any]] = {"sinks": 0}
     """A window alone, as those of other packages are."""
 
     @property
     def branch(self) -> Branch:
-        """The window, and the global tokens if there are any."""
-        window = Window(self.config.window)
-        return window | Prefix(self.config.global_tokens) if self.config.global_tokens else window
+        """The window, and the first tokens if they stay readable."""
+        return with_sinks(Window(self.config.window), self.config.sinks)
 
     def equation(self, call: Call) -> Equation:
         return Equation((self.branch,))
@@ -60,5 +62,4 @@ class Local(Mechanism[LocalConfig]):
         return {"window": scale.window}
 
     def words(self) -> str:
-        first = f" and the first {self.config.global_tokens} of the text" if self.config.global_tokens else ""
-        return f"no gate: the last {self.config.window} keys{first}"
+        return f"no gate: the last {self.config.window} keys{words_of_sinks(self.config.sinks)}"

@@ -150,7 +150,7 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
     """
     known = [field.name for field in fields(defaults)]
     values: dict[str, Any] = {}
-    for option, value in options.items():
+    for option, value in with_present_names(owner, options, getattr(defaults, "renamed", {})).items():
         if option not in known:
             offered = ", ".join(known) if known else "none"
             raise ValueError(f"{owner} has no option {option!r}{nearest(option, known)}; its options are: {offered}")
@@ -182,6 +182,14 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
         # JSON and TOML know no tuples.
         values[option] = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
     return values
+
+
+def with_present_names(owner: str, options: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """The options, those with a name of earlier versions under the one that they have now."""
+    for old, new in renamed.items():
+        if old in options and new in options:
+            raise ValueError(f"{owner}: option {old!r} is now called {new!r}, got both; leave {old!r} out")
+    return {renamed.get(option, option): value for option, value in options.items()}
 
 
 def inner_config(option: str, owner: str, value: Any, default: Any) -> Any:
