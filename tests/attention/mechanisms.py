@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sparse_geometric": {"hidden": 3},
     "bigbird": {"window": 2, "global_tokens": 1, "random_blocks": 1, "block": 2},
     "sparse_transformer": {"stride": 3},
+    "focused": {"windows": (None, 3), "sinks": 2},
 }
 """For each mechanism, sizes at which 12 tokens are a long text."""
 

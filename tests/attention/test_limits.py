@@ -169,6 +169,9 @@ def test_score_scale_of_0_takes_the_mean_of_the_values() -> None:
         ("bigbird", {"window": 12}),
         ("sparse_transformer", {"stride": 12}),
         ("sparse_transformer", {"stride": 1}),
+        ("focused", {"windows": ()}),
+        ("focused", {"windows": (None, 12), "sinks": 0}),
+        ("focused", {"windows": (12,), "sinks": 0}),
     ],
     ids=str,
 )

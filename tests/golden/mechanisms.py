@@ -42,6 +42,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse_geometric unscaled": ("sparse_geometric", {"hidden": 3, "scaling": False}),
     "bigbird": ("bigbird", {"window": 4, "global_tokens": 2, "random_blocks": 2, "block": 3}),
     "sparse_transformer": ("sparse_transformer", {"stride": 5}),
+    "focused": ("focused", {"windows": (None, 5), "sinks": 2}),
+    "focused windows": ("focused", {"windows": (3, 6), "sinks": 1}),
+    "head_gated sinks": ("head_gated", {"window": 5, "sinks": 2}),
+    "context_adaptive sinks": ("context_adaptive", {**WINDOWS, "sinks": 2}),
 }
 """By name: a mechanism and its options."""
 

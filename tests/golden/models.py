@@ -53,6 +53,7 @@ VARIANTS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "sparse_geometric": ("sparse_geometric", {"hidden": 4}),
     "bigbird": ("bigbird", {"window": 8, "global_tokens": 3, "random_blocks": 2, "block": 6}),
     "sparse_transformer": ("sparse_transformer", {"stride": 10}),
+    "focused": ("focused", {"windows": (None, 12), "sinks": 2}),
     "hybrid": (["local", "head_gated"], {"local": {"window": 14, "sinks": 0}, "head_gated": {"window": 12}}),
 }
 """By name: the mechanism of all layers or of each, and its options."""

@@ -67,6 +67,8 @@ STARTS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     ),
     "sparse_transformer": ("sparse_transformer", {"stride": 5}, None),
     "sparse_transformer, wide": ("sparse_transformer", {"stride": CONTEXT}, 0.0),
+    "focused": ("focused", {}, 0.0),
+    "focused windows": ("focused", {"windows": (5,)}, None),
 }  # fmt: skip
 """By name: a mechanism, its options, and the share that is promised."""
 

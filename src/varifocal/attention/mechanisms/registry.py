@@ -16,6 +16,7 @@ from varifocal.attention.mechanisms.combiner import Combiner
 from varifocal.attention.mechanisms.context_adaptive import ContextAdaptive
 from varifocal.attention.mechanisms.dense import Dense
 from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparse
+from varifocal.attention.mechanisms.focused import Focused
 from varifocal.attention.mechanisms.head_gated import HeadGated
 from varifocal.attention.mechanisms.local import Local
 from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
@@ -105,7 +106,7 @@ def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
 
 MECHANISMS = Registry((
     *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
-    SparseTransformer,
+    *(SparseTransformer, Focused),
 ))  # fmt: skip
 """All mechanisms by stem."""
 
