@@ -314,6 +314,7 @@ typedef struct vf_step {
     const float *mix_warmth; /* one number */
     float mix_start, mix_cap;
     const vf_kept *kept; /* [G] in place of attention.k and attention.v, or null */
+    const float *sink;   /* [H]: exp(sink) is added to the softmax's sum of one branch; or null */
 } vf_step;
 
 VF_API int32_t vf_linear_of_few(int32_t target, const vf_linear *call);

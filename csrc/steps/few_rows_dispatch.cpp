@@ -43,6 +43,7 @@ int32_t check(const vf_step &c) {
         if (c.kept[g].keys < a.queries || c.kept[g].keys > a.keys) return VF_BAD_SIZE;
         if (!c.kept[g].k.data || !c.kept[g].v.data) return VF_BAD_POINTER;
     }
+    if (c.sink && a.branch_count != 1) return VF_BAD_BRANCH;
     if (c.kept && a.score != VF_SCORE_DOT) return VF_BAD_SCORE;
     return a.q.data == c.layer.queries && a.out.data == c.layer.attended ? vf_check_decode(a) : VF_BAD_POINTER;
 }

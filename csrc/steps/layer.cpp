@@ -136,6 +136,20 @@ static void append(const vf_tensor &kept, int64_t head, int64_t keys, int64_t g,
         }
 }
 
+// A sink in the softmax's sum takes its share of every output: what is left is sigmoid(logsumexp - sink).
+static void leave_share(const vf_step &c) {
+    const vf_mixture &a = c.attention;
+    for (int64_t b = 0; b < a.batch; b++)
+        for (int64_t h = 0; h < a.heads; h++)
+            for (int64_t t = 0; t < a.queries; t++) {
+                float logsumexp = a.logsumexp[(b * a.heads + h) * a.queries + t];
+                if (logsumexp == -INFINITY) continue;  // nothing was read, and the output is 0
+                float share = 1.0f / (1.0f + expf(c.sink[h] - logsumexp));
+                float *out = c.layer.attended + ((b * a.queries + t) * a.heads + h) * a.head_width;
+                for (int64_t d = 0; d < a.head_width; d++) out[d] *= share;
+            }
+}
+
 int32_t layer_step(const vf_step &c) {
     layer_project(c.layer);
     for (int64_t g = 0; g < c.attention.kv_heads; g++) {
@@ -146,6 +160,7 @@ int32_t layer_step(const vf_step &c) {
     }
     if (c.attention.branch_count == 2) mix_branches((float *)c.attention.weights, c);
     if (int32_t status = mixture_decode_kept(c.attention, c.kept)) return status;
+    if (c.sink) leave_share(c);
     return layer_finish(c.layer);
 }
 

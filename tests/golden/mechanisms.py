@@ -44,6 +44,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse_transformer": ("sparse_transformer", {"stride": 5}),
     "focused": ("focused", {"windows": (None, 5), "sinks": 2}),
     "focused windows": ("focused", {"windows": (3, 6), "sinks": 1}),
+    "focused sink logit": ("focused", {"windows": (None, 5), "sinks": 2, "sink_logit": True}),
+    "local sink logit": ("local", {"window": 5, "sinks": 2, "sink_logit": True}),
     "head_gated sinks": ("head_gated", {"window": 5, "sinks": 2}),
     "context_adaptive sinks": ("context_adaptive", {**WINDOWS, "sinks": 2}),
 }

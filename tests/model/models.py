@@ -43,7 +43,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bigbird": ("bigbird", {"window": 4, "global_tokens": 2, "random_blocks": 2, "block": 3}),
     "sparse_transformer": ("sparse_transformer", {"stride": 5}),
     "focused": ("focused", {"windows": (None, 5), "sinks": 2}),
-    "focused windows": ("focused", {"windows": (3, 6), "sinks": 1}),
+    "focused windows": ("focused", {"windows": (3, 6), "sinks": 1, "sink_logit": True}),
 }
 """By name: a mechanism and its options."""
 

@@ -55,7 +55,9 @@ def test_options_saved_under_an_earlier_name_still_load(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "config.json").read_text())
     saved["mechanism_options"] = {"window": 5, "global_tokens": 3}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    assert VarifocalConfig.from_pretrained(tmp_path).mechanism_options == {"window": 5, "sinks": 3}
+    assert VarifocalConfig.from_pretrained(tmp_path).mechanism_options == {
+        "window": 5, "sinks": 3, "sink_logit": False,
+    }  # fmt: skip
 
 
 def test_options_of_a_hybrid_may_be_given_by_mechanism() -> None:

@@ -22,6 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from varifocal.attention.gates import Gate
 from varifocal.attention.mechanisms.base import Mechanism
+from varifocal.attention.mechanisms.sinks import SinkLogits
 from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, SplitKeys
 from varifocal.attention.precision import WideLinear
 from varifocal.equations.layout import Layout
@@ -89,6 +90,8 @@ class DecodedLayer:
         step = self.mechanism.step() if speaks_for_its_equation(type(self.mechanism)) else None
         if step is None or len(step.branches) != (1 if step.gate is None else 2):
             return False
+        if step.sink is not None and (step.gate is not None or not is_plain(step.sink)):
+            return False
         windows = [as_mixture(branch) for branch in step.branches]
         branches = [branch for branch in windows if branch is not None and branch.width is None]
         if len(branches) < len(windows) or (step.gate is not None and not self.fill_gate(step.gate)):
@@ -106,6 +109,8 @@ class DecodedLayer:
                 width=0, limit=0, edge=0.0,
             )  # fmt: skip
         call.scale, call.logsumexp = scale.data_ptr(), buffers["logsumexp"].data_ptr()
+        if step.sink is not None:
+            self.call.sink = step.sink.data_ptr()
         if step.gate is not None:
             call.weights, call.skip_closed = buffers["mix"].data_ptr(), 1
         return True
@@ -281,7 +286,7 @@ def may_be_decoded(model: VarifocalModel) -> bool:
         ]
         if len(epsilons) != 1 or not all(is_plain(weight) for weight in weights):
             return False
-        gates = [part for part in attention.mechanism.modules() if isinstance(part, Gate | WideLinear)]
+        gates = [part for part in attention.mechanism.modules() if isinstance(part, Gate | WideLinear | SinkLogits)]
         if not all(is_bare(part, type(part)) and part_is_plain(part) for part in (attention.mechanism, *gates)):
             return False
     return True

@@ -169,6 +169,8 @@ class Step(NamedTuple):
     branches: tuple[Branch, ...]
     """Of windows and prefixes."""
     gate: Gate | None = None
+    sink: Tensor | None = None
+    """[H]: the logits of a SinkLogit, for one softmax."""
 
 
 class Overhead(NamedTuple):

@@ -21,13 +21,14 @@ from varifocal.attention.mechanisms.base import (
     Scale,
     Step,
 )
-from varifocal.attention.mechanisms.sinks import with_sinks, words_of_sinks
+from varifocal.attention.mechanisms.sinks import SinkLogits, with_sinks, words_of_sinks
 from varifocal.attention.mechanisms.variant import Variant
 from varifocal.attention.memories import KeysAndValues, Memory, Remembered, SplitKeys
 from varifocal.equations.branches import Branch, Causal, Prefix, Window
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, make_layout
+from varifocal.equations.normalizers import SinkLogit
 from varifocal.equations.problem import Attended
 
 
@@ -40,6 +41,8 @@ class FocusedConfig(MechanismConfig):
     the sinks. One entry stands for all heads, none at all for heads that all read everything."""
     sinks: int = 4
     """First tokens of each document that stay readable to heads with a window."""
+    sink_logit: bool = False
+    """Whether each head learns a number in the sum of its softmax, which takes what the head does not want to read."""
 
     def __post_init__(self) -> None:
         # Options from JSON and Python alike may hold a list.
@@ -66,6 +69,7 @@ class Focused(Mechanism[FocusedConfig]):
         Variant({"windows": (None, 5), "sinks": 2}),
         Variant({"windows": (3, 6), "sinks": 1}, "windows"),
         Variant({"windows": (5,), "sinks": 2}, "one window"),
+        Variant({"windows": (None, 5), "sinks": 2, "sink_logit": True}, "sink logit"),
     )
     ablations = (
         Ablation(
@@ -88,6 +92,15 @@ class Focused(Mechanism[FocusedConfig]):
             )
         self.windows: tuple[int | None, ...] = given if len(given) == heads else (given or (None,)) * heads
         """Of each key head."""
+        self.sink = SinkLogits(self.shape.heads) if self.config.sink_logit else None
+
+    def reset_parameters(self) -> None:
+        if self.sink is not None:
+            self.sink.reset_parameters()
+
+    def start_as_dense(self) -> None:
+        if self.sink is not None:
+            self.sink.close()
 
     @property
     def branch(self) -> Branch:
@@ -112,10 +125,14 @@ class Focused(Mechanism[FocusedConfig]):
         return self.shape.heads // self.shape.kv_heads
 
     def equation(self, call: Call) -> Equation:
-        return Equation((self.branch,))
+        return Equation((self.branch,), normalizer=self.normalizer())
+
+    def normalizer(self, heads: tuple[int, ...] | None = None) -> SinkLogit | None:
+        """Of all query heads, or of some."""
+        return None if self.sink is None else self.sink.normalizer(heads)
 
     def step(self) -> Step | None:
-        return Step((self.branch,))
+        return Step((self.branch,), sink=None if self.sink is None else self.sink.logit)
 
     def memory(self) -> Memory:
         if all(window is None for window in self.windows):
@@ -156,7 +173,12 @@ class Focused(Mechanism[FocusedConfig]):
             for tensors in ([one.output for one in found], [one.logsumexp for one in found])
         )
         return MechanismOutput(
-            output, {}, Equation((self.branch,)), Attended(output, logsumexp, (None,)), parts[0].layout, parts=parts
+            output,
+            {},
+            Equation((self.branch,), normalizer=self.normalizer()),
+            Attended(output, logsumexp, (None,)),
+            parts[0].layout,
+            parts=parts,
         )
 
     def parts(self, q: Tensor, remembered: Remembered, layout: Layout | None, documents: Tensor | None) -> list[Part]:
@@ -174,7 +196,7 @@ class Focused(Mechanism[FocusedConfig]):
                     )  # fmt: skip
                 own = layout.of_last(k.shape[2])
             asking = tuple(head * group + one for head in heads for one in range(group))
-            equation = Equation((self.branch_of(self.windows[heads[0]]),))
+            equation = Equation((self.branch_of(self.windows[heads[0]]),), normalizer=self.normalizer(asking))
             made.append(Part(asking, equation, own, Remembered(k, v, sinks=remembered.sinks)))
         return made
 

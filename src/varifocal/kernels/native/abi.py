@@ -247,7 +247,7 @@ class Step(ctypes.Structure):
         ("mix", Matrix),
         *_pointers("mix_warmth"),
         *_fields(ctypes.c_float, "mix_start mix_cap"),
-        *_pointers("kept"),
+        *_pointers("kept sink"),
     ]
 
 
