@@ -42,6 +42,8 @@ namespace VF_TARGET {
 #define VF_KERNEL(name, call) int32_t name(const call &);
 VF_KERNELS
 #undef VF_KERNEL
+// The same as mixture_decode for key heads that each keep tokens of their own (null: all keep the same).
+int32_t mixture_decode_kept(const vf_mixture &call, const vf_kept *kept);
 extern const vf_kernels kernels;
 }  // namespace VF_TARGET
 #endif

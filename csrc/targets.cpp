@@ -65,7 +65,8 @@ const Named structs[] = {
     VF_SIZE(vf_tensor) VF_SIZE(vf_branch) VF_SIZE(vf_pair_gate) VF_SIZE(vf_distance_bias) VF_SIZE(vf_mixture)
     VF_SIZE(vf_delta) VF_SIZE(vf_mixture_grad) VF_SIZE(vf_select) VF_SIZE(vf_pool) VF_SIZE(vf_selected)
     VF_SIZE(vf_selected_grad) VF_SIZE(vf_norm) VF_SIZE(vf_norm_grad) VF_SIZE(vf_swiglu) VF_SIZE(vf_swiglu_grad)
-    VF_SIZE(vf_cross_entropy) VF_SIZE(vf_matrix) VF_SIZE(vf_linear) VF_SIZE(vf_layer) VF_SIZE(vf_step)
+    VF_SIZE(vf_cross_entropy) VF_SIZE(vf_matrix) VF_SIZE(vf_linear) VF_SIZE(vf_layer) VF_SIZE(vf_kept)
+    VF_SIZE(vf_step)
 };
 #undef VF_SIZE
 

@@ -38,7 +38,7 @@ typedef enum vf_status {
 
 /* Changes whenever a struct or a function does. Who loads this library at run time compares it, and the size of every
  * struct that it passes, before the first call. */
-#define VF_ABI_VERSION 4
+#define VF_ABI_VERSION 5
 VF_API int32_t vf_abi_version(void);
 VF_API int64_t vf_struct_size(const char *name); /* sizeof, such as "vf_mixture"; -1 for a name that is none */
 
@@ -295,8 +295,16 @@ typedef struct vf_layer {
     float *inner;         /* [tokens, gate.rows]: work space */
 } vf_layer;
 
+/* What is kept of one key head, where heads keep different tokens: the last `keys` of all, the new ones included. What
+ * was forgotten between a document's first keys and those of a window is closed up: such a head's queries stand that
+ * much earlier, and the documents of which something was forgotten begin with its first key. */
+typedef struct vf_kept {
+    vf_tensor k, v; /* [B, 1, keys, D] */
+    int64_t keys;   /* at least T, at most S */
+} vf_kept;
+
 /* A layer whose branches are windows and prefixes that no token changes, with one gate at most: all of it. The new keys
- * and values are written to the last rows of attention.k and attention.v. The gate of two branches is the sigmoid of
+ * and values are written to the last rows of attention.k and attention.v, or of what each head keeps. The gate of two branches is the sigmoid of
  * mix_start + mix_warmth * (mix x + its bias), capped by mix_cap * tanh(z / mix_cap) if that is above 0; mix.data may be
  * null: the bias alone. attention.weights is then work space [B, H, T, 2]. */
 typedef struct vf_step {
@@ -305,6 +313,8 @@ typedef struct vf_step {
     vf_matrix mix;
     const float *mix_warmth; /* one number */
     float mix_start, mix_cap;
+    const vf_kept *kept; /* [G] in place of attention.k and attention.v, or null */
+    const float *sink;   /* [H]: exp(sink) is added to the softmax's sum of one branch; or null */
 } vf_step;
 
 VF_API int32_t vf_linear_of_few(int32_t target, const vf_linear *call);

@@ -48,6 +48,7 @@ struct Work {
 
 struct Plan {
     const vf_mixture &call;
+    const vf_kept *kept;          // [G], or null
     int64_t group, rows, chunks;  // rows = group * T
     const Head *heads;            // [B, H]
     Partial all;
@@ -204,14 +205,16 @@ static void attend_chunk(const Plan &plan, Work &work, int64_t pair, int64_t chu
     if (!weigh_chunk(plan, heads, key, work, needed)) return;
 
     // A key no query needs may hold anything, or lie past the end: a needed one stands in for it, with probability 0.
-    const T *k = row_at<T>(call.k, b, g, key), *v = row_at<T>(call.v, b, g, key);
+    const vf_tensor &held_k = plan.kept ? plan.kept[g].k : call.k, &held_v = plan.kept ? plan.kept[g].v : call.v;
+    int64_t at = plan.kept ? 0 : g;
+    const T *k = row_at<T>(held_k, b, at, key), *v = row_at<T>(held_v, b, at, key);
     const T *keys[CHUNK], *values[CHUNK];
     int some = 0;
     while (some < CHUNK && !(needed[some] > 0)) some++;
     if (some == CHUNK) return;
     for (int j = 0; j < CHUNK; j++) {
         int real = needed[j] > 0 ? j : some;
-        keys[j] = k + real * call.k.stride[2], values[j] = v + real * call.v.stride[2];
+        keys[j] = k + real * held_k.stride[2], values[j] = v + real * held_v.stride[2];
     }
     const float *queries[MOST_ROWS];
     for (int64_t r = 0; r < plan.rows; r++) queries[r] = heads[r / call.queries].q + r % call.queries * width;
@@ -299,8 +302,16 @@ static void read_head(const vf_mixture &call, Head &head, int64_t b, int64_t h) 
     }
 }
 
+// Where the queries of a head stand among the keys that are kept of it: `before` of all keys are not.
+static void place_queries(int32_t *position, int32_t *start, const vf_mixture &call, int32_t before) {
+    for (int64_t i = 0; i < call.batch * call.queries; i++) {
+        position[i] = call.position[i] - before;
+        start[i] = call.start[i] > before ? call.start[i] - before : 0;
+    }
+}
+
 template <typename T>
-static int32_t run(const vf_mixture &call) {
+static int32_t run(const vf_mixture &call, const vf_kept *kept) {
     int64_t group = call.heads / call.kv_heads, rows = group * call.queries, width = call.head_width;
     int64_t pairs = call.batch * call.kv_heads, heads = call.batch * call.heads, branches = call.branch_count;
     int64_t chunks = (call.keys + CHUNK - 1) / CHUNK, parts = pairs * chunks * rows;
@@ -308,6 +319,7 @@ static int32_t run(const vf_mixture &call) {
     float *q;
     Partial all;
     int64_t *task_list;
+    int32_t *position, *start;
     char *works;
     auto lay_out_work = [&](Work &work, Space &space) {
         work.cover = space.take<Cover>(rows * branches);
@@ -324,14 +336,22 @@ static int32_t run(const vf_mixture &call) {
             all.top = space.take<float>(parts * branches), all.sum = space.take<float>(parts * branches);
             all.output = space.take<float>(parts * branches * width);
             task_list = space.take<int64_t>(pairs * chunks);
+            position = space.take<int32_t>(call.batch * call.queries);
+            start = space.take<int32_t>(call.batch * call.queries);
             works = space.take<char>((int64_t)work_bytes * call.threads);
         }))
         return VF_NO_MEMORY;
-    Plan plan = {call, group, rows, chunks, head, all};
+    Plan plan = {call, kept, group, rows, chunks, head, all};
 
-    for (int64_t i = 0; i < heads; i++) {
-        head[i].q = q + i * call.queries * width;
-        read_head<T>(call, head[i], i / call.heads, i % call.heads);
+    vf_mixture placed = call;
+    if (kept) placed.position = position, placed.start = start;
+    for (int64_t h = 0; h < call.heads; h++) {
+        if (kept && h % group == 0) place_queries(position, start, call, (int32_t)(call.keys - kept[h / group].keys));
+        for (int64_t b = 0; b < call.batch; b++) {
+            Head &one = head[b * call.heads + h];
+            one.q = q + (b * call.heads + h) * call.queries * width;
+            read_head<T>(placed, one, b, h);
+        }
     }
     int64_t tasks = 0;
     for (int64_t task = 0; task < pairs * chunks; task++) {
@@ -360,8 +380,10 @@ static int32_t run(const vf_mixture &call) {
     return VF_OK;
 }
 
-int32_t mixture_decode(const vf_mixture &call) {
-    return call.dtype == VF_BFLOAT16 ? run<uint16_t>(call) : run<float>(call);
+int32_t mixture_decode_kept(const vf_mixture &call, const vf_kept *kept) {
+    return call.dtype == VF_BFLOAT16 ? run<uint16_t>(call, kept) : run<float>(call, kept);
 }
+
+int32_t mixture_decode(const vf_mixture &call) { return mixture_decode_kept(call, nullptr); }
 
 }  // namespace VF_TARGET

@@ -39,6 +39,12 @@ int32_t check(const vf_step &c) {
     if (a.branch_count < 1 || a.branch_count > 2 || (a.branch_count == 2 && (!a.weights || !c.mix_warmth)))
         return VF_BAD_BRANCH;
     if (a.branch_count == 2 && c.mix.data && !fits(c.mix, a.heads, c.layer.width)) return VF_BAD_SIZE;
+    for (int64_t g = 0; c.kept && g < a.kv_heads; g++) {
+        if (c.kept[g].keys < a.queries || c.kept[g].keys > a.keys) return VF_BAD_SIZE;
+        if (!c.kept[g].k.data || !c.kept[g].v.data) return VF_BAD_POINTER;
+    }
+    if (c.sink && a.branch_count != 1) return VF_BAD_BRANCH;
+    if (c.kept && a.score != VF_SCORE_DOT) return VF_BAD_SCORE;
     return a.q.data == c.layer.queries && a.out.data == c.layer.attended ? vf_check_decode(a) : VF_BAD_POINTER;
 }
 

@@ -125,24 +125,42 @@ static void mix_branches(float *weights, const vf_step &c) {
     }
 }
 
-// The new keys or values [B, T, G, D] at the end of those that are kept.
-static void append(const vf_tensor &kept, const float *added, const vf_step &c) {
+// The new keys or values [B, T, G, D] of head g at the end of the `keys` that are kept of it.
+static void append(const vf_tensor &kept, int64_t head, int64_t keys, int64_t g, const float *added, const vf_step &c) {
     const vf_mixture &a = c.attention;
     for (int64_t b = 0; b < a.batch; b++)
-        for (int64_t t = 0; t < a.queries; t++)
-            for (int64_t g = 0; g < a.kv_heads; g++) {
-                int64_t row = a.keys - a.queries + t;
-                float *to = (float *)kept.data + b * kept.stride[0] + g * kept.stride[1] + row * kept.stride[2];
-                memcpy(to, added + ((b * a.queries + t) * a.kv_heads + g) * a.head_width, a.head_width * sizeof(float));
+        for (int64_t t = 0; t < a.queries; t++) {
+            int64_t row = keys - a.queries + t;
+            float *to = (float *)kept.data + b * kept.stride[0] + head * kept.stride[1] + row * kept.stride[2];
+            memcpy(to, added + ((b * a.queries + t) * a.kv_heads + g) * a.head_width, a.head_width * sizeof(float));
+        }
+}
+
+// A sink in the softmax's sum takes its share of every output: what is left is sigmoid(logsumexp - sink).
+static void leave_share(const vf_step &c) {
+    const vf_mixture &a = c.attention;
+    for (int64_t b = 0; b < a.batch; b++)
+        for (int64_t h = 0; h < a.heads; h++)
+            for (int64_t t = 0; t < a.queries; t++) {
+                float logsumexp = a.logsumexp[(b * a.heads + h) * a.queries + t];
+                if (logsumexp == -INFINITY) continue;  // nothing was read, and the output is 0
+                float share = 1.0f / (1.0f + expf(c.sink[h] - logsumexp));
+                float *out = c.layer.attended + ((b * a.queries + t) * a.heads + h) * a.head_width;
+                for (int64_t d = 0; d < a.head_width; d++) out[d] *= share;
             }
 }
 
 int32_t layer_step(const vf_step &c) {
     layer_project(c.layer);
-    append(c.attention.k, c.layer.keys, c);
-    append(c.attention.v, c.layer.values, c);
+    for (int64_t g = 0; g < c.attention.kv_heads; g++) {
+        const vf_kept *own = c.kept ? c.kept + g : nullptr;
+        int64_t head = own ? 0 : g, keys = own ? own->keys : c.attention.keys;
+        append(own ? own->k : c.attention.k, head, keys, g, c.layer.keys, c);
+        append(own ? own->v : c.attention.v, head, keys, g, c.layer.values, c);
+    }
     if (c.attention.branch_count == 2) mix_branches((float *)c.attention.weights, c);
-    if (int32_t status = mixture_decode(c.attention)) return status;
+    if (int32_t status = mixture_decode_kept(c.attention, c.kept)) return status;
+    if (c.sink) leave_share(c);
     return layer_finish(c.layer);
 }
 

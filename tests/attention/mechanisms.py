@@ -13,7 +13,7 @@ SHAPE = HeadShape(model_width=10, heads=4, kv_heads=2, head_width=6)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {},
-    "local": {"window": 3, "global_tokens": 2},
+    "local": {"window": 3, "sinks": 2},
     "combiner": {"segment": 3},
     "dynamic_sparse": {"rank": 3, "k_min": 2},
     "context_adaptive": {"window_min": 3, "window_max": 8, "edge": 2},
@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sparse_geometric": {"hidden": 3},
     "bigbird": {"window": 2, "global_tokens": 1, "random_blocks": 1, "block": 2},
     "sparse_transformer": {"stride": 3},
+    "focused": {"windows": (None, 3), "sinks": 2},
 }
 """For each mechanism, sizes at which 12 tokens are a long text."""
 

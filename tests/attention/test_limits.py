@@ -154,8 +154,8 @@ def test_score_scale_of_0_takes_the_mean_of_the_values() -> None:
     ("name", "options"),
     [
         ("dense", {}),
-        ("local", {"window": 12, "global_tokens": 0}),
-        ("local", {"window": 1, "global_tokens": 12}),
+        ("local", {"window": 12, "sinks": 0}),
+        ("local", {"window": 1, "sinks": 12}),
         ("combiner", {"segment": 12}),
         ("dynamic_sparse", {"k_min": 12}),
         ("dynamic_sparse", {"k_min": 12, "select": "blocks", "block": 2}),
@@ -169,6 +169,9 @@ def test_score_scale_of_0_takes_the_mean_of_the_values() -> None:
         ("bigbird", {"window": 12}),
         ("sparse_transformer", {"stride": 12}),
         ("sparse_transformer", {"stride": 1}),
+        ("focused", {"windows": ()}),
+        ("focused", {"windows": (None, 12), "sinks": 0}),
+        ("focused", {"windows": (12,), "sinks": 0}),
     ],
     ids=str,
 )

@@ -19,8 +19,8 @@ WINDOWS: dict[str, Any] = {"window_min": 4, "window_max": 11, "edge": 3, "gate":
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("dense", {}),
-    "local": ("local", {"window": 5, "global_tokens": 2}),
-    "local window": ("local", {"window": 5, "global_tokens": 0}),
+    "local": ("local", {"window": 5, "sinks": 2}),
+    "local window": ("local", {"window": 5, "sinks": 0}),
     "combiner": ("combiner", {"segment": 4}),
     "dynamic_sparse": ("dynamic_sparse", {"rank": 3}),
     "dynamic_sparse blocks": ("dynamic_sparse", {"rank": 3, "select": "blocks", "block": 4}),
@@ -42,6 +42,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse_geometric unscaled": ("sparse_geometric", {"hidden": 3, "scaling": False}),
     "bigbird": ("bigbird", {"window": 4, "global_tokens": 2, "random_blocks": 2, "block": 3}),
     "sparse_transformer": ("sparse_transformer", {"stride": 5}),
+    "focused": ("focused", {"windows": (None, 5), "sinks": 2}),
+    "focused windows": ("focused", {"windows": (3, 6), "sinks": 1}),
+    "focused sink logit": ("focused", {"windows": (None, 5), "sinks": 2, "sink_logit": True}),
+    "local sink logit": ("local", {"window": 5, "sinks": 2, "sink_logit": True}),
+    "head_gated sinks": ("head_gated", {"window": 5, "sinks": 2}),
+    "context_adaptive sinks": ("context_adaptive", {**WINDOWS, "sinks": 2}),
 }
 """By name: a mechanism and its options."""
 

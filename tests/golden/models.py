@@ -41,8 +41,8 @@ WINDOWS: dict[str, Any] = {"window_min": 8, "window_max": 24, "edge": 4, "gate":
 
 VARIANTS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "dense": ("dense", {}),
-    "local": ("local", {"window": 14, "global_tokens": 2}),
-    "local window": ("local", {"window": 14, "global_tokens": 0}),
+    "local": ("local", {"window": 14, "sinks": 2}),
+    "local window": ("local", {"window": 14, "sinks": 0}),
     "combiner": ("combiner", {"segment": 10}),
     "dynamic_sparse": ("dynamic_sparse", {"rank": 4, "k_min": 3}),
     "dynamic_sparse blocks": ("dynamic_sparse", {"rank": 4, "select": "blocks", "block": 4, "k_scale": 2.0}),
@@ -53,7 +53,8 @@ VARIANTS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "sparse_geometric": ("sparse_geometric", {"hidden": 4}),
     "bigbird": ("bigbird", {"window": 8, "global_tokens": 3, "random_blocks": 2, "block": 6}),
     "sparse_transformer": ("sparse_transformer", {"stride": 10}),
-    "hybrid": (["local", "head_gated"], {"local": {"window": 14, "global_tokens": 0}, "head_gated": {"window": 12}}),
+    "focused": ("focused", {"windows": (None, 12), "sinks": 2}),
+    "hybrid": (["local", "head_gated"], {"local": {"window": 14, "sinks": 0}, "head_gated": {"window": 12}}),
 }
 """By name: the mechanism of all layers or of each, and its options."""
 

@@ -30,8 +30,8 @@ WINDOWS = {"window_min": 4, "window_max": 11, "edge": 3, "gate": {"hidden": 3}}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": ("dense", {}),
-    "local": ("local", {"window": 5, "global_tokens": 2}),
-    "local window": ("local", {"window": 5, "global_tokens": 0}),
+    "local": ("local", {"window": 5, "sinks": 2}),
+    "local window": ("local", {"window": 5, "sinks": 0}),
     "combiner": ("combiner", {"segment": 4}),
     "dynamic_sparse": ("dynamic_sparse", {"rank": 3, "k_min": 2}),
     "dynamic_sparse blocks": ("dynamic_sparse", {"rank": 3, "select": "blocks", "block": 4}),
@@ -42,6 +42,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse_geometric": ("sparse_geometric", {"hidden": 3}),
     "bigbird": ("bigbird", {"window": 4, "global_tokens": 2, "random_blocks": 2, "block": 3}),
     "sparse_transformer": ("sparse_transformer", {"stride": 5}),
+    "focused": ("focused", {"windows": (None, 5), "sinks": 2}),
+    "focused windows": ("focused", {"windows": (3, 6), "sinks": 1, "sink_logit": True}),
 }
 """By name: a mechanism and its options."""
 

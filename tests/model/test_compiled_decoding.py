@@ -61,7 +61,7 @@ def test_mechanisms_that_remember_more_or_less_decode_uncompiled() -> None:
     not_compiled = {name for name in VARIANTS if not can_be_compiled(mechanisms(small_model(name))[0])}
     assert not_compiled == {
         "local window", "context_adaptive window", "combiner", "dynamic_sparse", "dynamic_sparse blocks",
-        "sparse_geometric",
+        "sparse_geometric", "focused", "focused windows",
     }  # fmt: skip
     model, prompt = small_model("combiner"), random_tokens(1, 9)
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}

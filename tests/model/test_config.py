@@ -46,10 +46,18 @@ def test_auto_classes_make_our_models() -> None:
 
 
 def test_each_layer_has_its_own_mechanism() -> None:
-    model = small_model(
-        mechanism=["local", "head_gated"], mechanism_options=[{"window": 3, "global_tokens": 0}, {"window": 4}]
-    )
+    model = small_model(mechanism=["local", "head_gated"], mechanism_options=[{"window": 3, "sinks": 0}, {"window": 4}])
     assert [(one.name, one.config.window) for one in mechanisms(model)] == [("local", 3), ("head_gated", 4)]
+
+
+def test_options_saved_under_an_earlier_name_still_load(tmp_path: Path) -> None:
+    small_config("local").save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    saved["mechanism_options"] = {"window": 5, "global_tokens": 3}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert VarifocalConfig.from_pretrained(tmp_path).mechanism_options == {
+        "window": 5, "sinks": 3, "sink_logit": False,
+    }  # fmt: skip
 
 
 def test_options_of_a_hybrid_may_be_given_by_mechanism() -> None:

@@ -86,8 +86,15 @@ def test_every_mechanism_decodes_as_on_the_general_path(mechanism: str, monkeypa
         ("dense", {}, {"qk_norm": False}),
         ("dense", {}, {"attention_bias": True}),
         ("dense", {}, {"qkv_bias": True, "qk_norm": False}),
-        ("local", {"window": 7, "global_tokens": 0}, {}),
-        ("local", {"window": 7, "global_tokens": 3}, {}),
+        ("local", {"window": 7, "sinks": 0}, {}),
+        ("local", {"window": 7, "sinks": 3}, {}),
+        ("head_gated", {"window": 7, "sinks": 3}, {}),
+        ("local", {"window": 7, "sinks": 0, "sink_logit": True}, {}),
+        ("focused", {}, {}),
+        ("focused", {"windows": (None, 7), "sinks": 3, "sink_logit": True}, {}),
+        ("focused", {"windows": (None, 7), "sinks": 3}, {}),
+        ("focused", {"windows": (5, 9), "sinks": 0}, {}),
+        ("focused", {"windows": (6,), "sinks": 2}, {}),
         ("head_gated", {"window": 7, "gate": {"kind": "linear", "start": -0.5, "soft_cap": 2.0}}, {}),
         ("head_gated", {"window": 7, "gate": {"kind": "static"}}, {}),
         ("head_gated", {"window": 7, "gate": {"kind": "constant"}}, {}),
@@ -174,7 +181,7 @@ def test_a_class_that_changes_the_equation_alone_does_not_inherit_the_step() -> 
     assert decoding.speaks_for_its_equation(Both)
 
 
-@pytest.mark.parametrize("mechanism", ["dense", "local", "head_gated"])
+@pytest.mark.parametrize("mechanism", ["dense", "local", "head_gated", "focused"])
 def test_tokens_can_be_taken_back_and_beams_reordered(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(mechanism)
     ids = torch.randint(0, 97, (1, 20), generator=torch.Generator().manual_seed(2))

@@ -76,6 +76,31 @@ def test_samples_with_a_cache_equal_samples_without(variant: str) -> None:
     assert torch.equal(generate(model, prompt, **options), generate(model, prompt, use_cache=False, **options))
 
 
+@pytest.mark.parametrize("variant", ["focused", "focused windows"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cache_implementation": "static"},
+        {"prefill_chunk_size": 7},
+        {"num_beams": 3},
+        {"do_sample": True},
+        {"prompt_lookup_num_tokens": 3},
+        {"assistant_model": "of another seed"},
+    ],
+    ids=str,
+)
+def test_prompts_far_longer_than_a_window_are_continued_as_without_a_cache(
+    variant: str, options: dict[str, Any]
+) -> None:
+    model, prompt = small_model(variant), random_tokens(1, 37)
+    if "assistant_model" in options:
+        options = {"assistant_model": small_model(variant, seed=3)}
+    chosen = {name: value for name, value in options.items() if name in ("num_beams", "do_sample")}
+    wanted = generate(model, prompt, use_cache=False, **chosen)
+    assert torch.equal(generate(model, prompt, **options), wanted)
+
+
 def test_beams_over_a_sliding_static_cache_equal_beams_without_cache() -> None:
     model, prompt = small_model("local window"), random_tokens(2, 9)
     found = generate(model, prompt, num_beams=3, cache_implementation="static")

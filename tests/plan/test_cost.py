@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.model.models import VARIANTS, small_config, small_model
+from varifocal.attention.memories import RecentKeys
 from varifocal.model import PRESETS, VarifocalForCausalLM, preset
 from varifocal.plan.cost import cache_size, flops_per_token, layer_mechanisms, parameters_by_part
 from varifocal.plan.work import work
@@ -62,8 +63,10 @@ def test_cache_holds_as_many_bytes_as_predicted(variant: str) -> None:
         cache = model(input_ids=torch.randint(0, 61, (1, length)), use_cache=True).past_key_values
     kept = sum(layer.bytes for layer in cache.layers)
     said = cache_size(model.config, length)
-    if any(one.farthest() for one in layer_mechanisms(model.config)):
+    memories = [one.memory() for one in layer_mechanisms(model.config)]
+    if any(isinstance(one, RecentKeys) for one in memories):
         # A layer that looks back a bounded way keeps one token fewer than it reads: the next one brings its own.
         assert kept == said.at_length - said.per_token
     else:
-        assert kept == said.at_length == length * said.per_token
+        assert kept == said.at_length
+        assert all(one.keeps_all for one in memories) == (kept == length * said.per_token)

@@ -52,8 +52,8 @@ STARTS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "sparse_geometric, no scale": ("sparse_geometric", {"hidden": 3, "scaling": False}, None),
     "sparse_geometric, no gate": ("sparse_geometric", {"sparsity": "none"}, 0.0),
     "sparse_geometric, strided": ("sparse_geometric", {"sparsity": "fixed", "stride": 4}, None),
-    "local": ("local", {"window": 5, "global_tokens": 2}, None),
-    "local, wide": ("local", {"window": CONTEXT - 2, "global_tokens": 2}, 0.0),
+    "local": ("local", {"window": 5, "sinks": 2}, None),
+    "local, wide": ("local", {"window": CONTEXT - 2, "sinks": 2}, 0.0),
     "combiner": ("combiner", {"segment": 4}, None),
     "combiner, wide": ("combiner", {"segment": CONTEXT}, 0.0),
     "dynamic_sparse": ("dynamic_sparse", {"rank": 3, "k_min": 2}, None),
@@ -67,6 +67,8 @@ STARTS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     ),
     "sparse_transformer": ("sparse_transformer", {"stride": 5}, None),
     "sparse_transformer, wide": ("sparse_transformer", {"stride": CONTEXT}, 0.0),
+    "focused": ("focused", {}, 0.0),
+    "focused windows": ("focused", {"windows": (5,)}, None),
 }  # fmt: skip
 """By name: a mechanism, its options, and the share that is promised."""
 
@@ -165,7 +167,7 @@ def test_default_options_follow_the_context(source: Path) -> None:
 
 
 def test_distance_measures_the_losses_of_both_models(source: Path) -> None:
-    made = retrofit(source, mechanism="local", options={"window": 3, "global_tokens": 0}, context=CONTEXT)
+    made = retrofit(source, mechanism="local", options={"window": 3, "sinks": 0}, context=CONTEXT)
     tokens = random_tokens(3, CONTEXT)
     distance = measure_distance(made.source, made.model, tokens)
     with torch.no_grad():
@@ -176,7 +178,7 @@ def test_distance_measures_the_losses_of_both_models(source: Path) -> None:
 
 
 def test_adaptation_lowers_the_loss(source: Path) -> None:
-    made = retrofit(source, mechanism="local", options={"window": 3, "global_tokens": 0}, context=CONTEXT)
+    made = retrofit(source, mechanism="local", options={"window": 3, "sinks": 0}, context=CONTEXT)
     tokens = random_tokens(2, CONTEXT)
     before = mean_loss(made.model, tokens)
     losses = adapt(made.model, tokens, Adaptation(steps=20, batch=2, rate=1e-2))

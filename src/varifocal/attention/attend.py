@@ -11,6 +11,7 @@ from varifocal.attention.checks import as_branches, check_equation, check_heads,
 from varifocal.equations.branches import Branch
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, make_layout
+from varifocal.equations.normalizers import Normalizer
 from varifocal.equations.problem import Attended, Problem, Shortcuts
 from varifocal.equations.scores import Dot, Score
 
@@ -23,6 +24,7 @@ def attend(
     branches: Branch | Sequence[Branch],
     weights: Tensor | None = None,
     score: Score | None = None,
+    normalizer: Normalizer | None = None,
     documents: Tensor | None = None,
     positions: Tensor | None = None,
     layout: Layout | None = None,
@@ -38,6 +40,7 @@ def attend(
         branches: one branch or M of them, each the set of keys that one softmax reads.
         weights: [B, H, T, M], the weight of each branch; None for a single branch of weight 1.
         score: how a query rates a key; None for Dot(), q.k / sqrt(D).
+        normalizer: how scores become weights; None for softmax, or a SinkLogit.
         documents: integers [B, S], the document of each key. A document is a run of equal ids; documents do not see
             each other. Negative ids are padding, which sees nothing and is not seen.
         positions: integers [T] or [B, T], the index of each query's own key; None if the queries are the last T of
@@ -54,7 +57,7 @@ def attend(
     else:
         check_heads(q, k, v)
         check_layout(q, k, layout, documents=documents, positions=positions)
-    equation = Equation(as_branches(branches), weights, Dot() if score is None else score)
+    equation = Equation(as_branches(branches), weights, Dot() if score is None else score, normalizer)
     return evaluate(equation, q, k, v, layout=layout, shortcuts=shortcuts, backend=backend)
 
 

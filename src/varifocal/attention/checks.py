@@ -11,6 +11,7 @@ from torch import Tensor
 from varifocal.equations.branches import Branch, Indexer, Prefix, Segments, SoftWindow, TopK, Union, Window, members
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, repeated_document
+from varifocal.equations.normalizers import SinkLogit
 from varifocal.equations.scores import DistanceBias, HeadScale, PairGate, Score
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -27,6 +28,8 @@ def check_equation(q: Tensor, k: Tensor, equation: Equation, *, aligned: bool) -
     check_score(q, score, sizes)
     if any(isinstance(member, Segments) for branch in branches for member in members(branch)):
         check_segments(q, branches, score, sizes, aligned=aligned)
+    if isinstance(equation.normalizer, SinkLogit):
+        check_tensor("sink logits", equation.normalizer.logit, "H", sizes, like=q)
     if weights is not None:
         check_tensor("weights", weights, "BHTM", sizes, like=q)
         check_finite("weights", weights)

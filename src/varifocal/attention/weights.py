@@ -47,7 +47,9 @@ def attention_weights(
         backend: as in attend.
     """
     # The values are replaced below, so the keys stand in for them here.
-    remembered = mechanism.memory().append(x, q, k, k)
+    memory = mechanism.memory()
+    memory.records_past = True
+    remembered = memory.append(x, q, k, k)
     keys, width = remembered.k.shape[2], k.shape[3]
     asking = q.shape[2] if last is None else last
     x, q = x[:, x.shape[1] - asking :], q[:, :, q.shape[2] - asking :]

@@ -15,6 +15,7 @@ from torch import Tensor
 from varifocal.equations.blocks import Blocks, make_blocks
 from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
+from varifocal.equations.normalizers import SinkLogit
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
 from varifocal.equations.scores import Pairs, Score
 
@@ -52,7 +53,7 @@ class Reading:
 
 def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
-    if problem.normalizer is not None:
+    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit):
         raise ValueError(f"the reference has no normalizer but softmax, got {problem.normalizer!r}")
     device = problem.q.device.type
     # Autocast would round the products to 16 bits. Not every device has it: "meta" has not.
@@ -69,6 +70,8 @@ def attend_branches(problem: Problem) -> Attended:
     for number, branch in enumerate(problem.branches):
         reading, selected = read(branch, scene)
         mean, logsumexp = softmax_mean(reading)
+        if isinstance(problem.normalizer, SinkLogit):
+            mean = mean * problem.normalizer.share(logsumexp)[..., None]
         if problem.weights is not None:
             mean = mean * problem.weights[..., number, None].to(mean.dtype)
         output = output + mean

@@ -12,6 +12,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from varifocal.attention.attend import evaluate
 from varifocal.attention.mechanisms import Mechanism, MechanismOutput, make_mechanism
+from varifocal.attention.mechanisms.base import Part
 from varifocal.attention.memories import Remembered
 from varifocal.attention.weights import unit_values
 from varifocal.equations.layout import Layout
@@ -65,7 +66,7 @@ class VarifocalAttention(Qwen3Attention):
         weights = None
         if output_attentions:
             remembered = None if memory is None else memory.remembered
-            weights = weights_of_keys(attended, q, remembered or Remembered(k, v), keys=layout.keys)
+            weights = weights_of_keys(attended, q, remembered or Remembered(k, v), layout)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
         return replace(attended, output=self.o_proj(attended.output.transpose(1, 2).flatten(2))), weights
 
@@ -80,18 +81,35 @@ class VarifocalAttention(Qwen3Attention):
 
 
 @torch.no_grad()
-def weights_of_keys(attended: MechanismOutput, q: Tensor, remembered: Remembered, *, keys: int) -> Tensor:
+def weights_of_keys(attended: MechanismOutput, q: Tensor, remembered: Remembered, layout: Layout) -> Tensor:
     """[B, H, T, S]: how much of each of S keys the queries q [B, H, T, D] read, all branches together.
 
     The output is linear in the values, so the weights of D keys are the output for unit vectors as their values. A key
     that the memory has forgotten weighs 0, and so does every key for padding.
     """
-    equation, layout = attended.equation, attended.layout
-    if equation is None or layout is None:
+    if attended.equation is None or attended.layout is None:
         raise ValueError("output_attentions=True asks a mechanism's equation, and this one attends without any")
-    width, rows = q.shape[3], []
-    for first in range(0, remembered.k.shape[2], width):
-        values = unit_values(remembered.k, first)
-        rows.append(evaluate(equation, q, remembered.k, values, layout=layout).output)  # [B, H, T, D]
-    weights = torch.cat(rows, dim=-1)[..., : remembered.k.shape[2]]
-    return pad(weights, (keys - remembered.k.shape[2], 0))
+    if not attended.parts:
+        return weights_of_part(Part((), attended.equation, attended.layout, remembered), q, layout)
+    weights = q.new_zeros(*q.shape[:3], layout.keys)
+    for part in attended.parts:
+        heads = list(part.heads)
+        weights[:, heads] = weights_of_part(part, q[:, heads], layout)
+    return weights
+
+
+def weights_of_part(part: Part, q: Tensor, layout: Layout) -> Tensor:
+    """[B, H, T, S] of heads that keep the same tokens; q is theirs, `layout` that of all S keys."""
+    k, sinks = part.remembered.k, part.remembered.sinks
+    width, rows, kept = q.shape[3], [], k.shape[2]
+    for first in range(0, kept, width):
+        rows.append(evaluate(part.equation, q, k, unit_values(k, first), layout=part.layout).output)  # [B, H, T, D]
+    weights = torch.cat(rows, dim=-1)[..., :kept]
+    forgotten = layout.keys - kept
+    found = pad(weights, (forgotten, 0))
+    if not sinks or not forgotten:
+        return found
+    # What was kept in place of the first keys came from the start of a document that began before them.
+    found[..., forgotten : forgotten + sinks] = 0.0
+    places = layout.start.clamp(max=forgotten)[..., None] + torch.arange(sinks, device=q.device)  # [B, T, sinks]
+    return found.scatter_add(-1, places[:, None].expand(*q.shape[:3], sinks), weights[..., :sinks])

@@ -8,6 +8,7 @@ plain as the kernels take it (an adapter, a hook, another dtype), there is no de
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from varifocal.attention.gates import Gate
 from varifocal.attention.mechanisms.base import Mechanism
-from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys
+from varifocal.attention.mechanisms.sinks import SinkLogits
+from varifocal.attention.memories import KeysAndValues, Memory, RecentKeys, SplitKeys
 from varifocal.attention.precision import WideLinear
 from varifocal.equations.layout import Layout
 from varifocal.kernels.native import abi, library
@@ -79,6 +81,8 @@ class DecodedLayer:
         self.attention: abi.Mixture = self.call.attention
         self.kept: list[Tensor] = []
         """What the call points to and nobody else keeps."""
+        self.heads_kept = (abi.Kept * attention.mechanism.shape.kv_heads)()
+        """What each key head keeps, for memories that keep different tokens."""
         fill_layer(self.layer, layer, buffers)
         self.steps = self.fill_step(buffers)
 
@@ -86,6 +90,8 @@ class DecodedLayer:
         """Fill in the attention, if the mechanism has a step that the call knows."""
         step = self.mechanism.step() if speaks_for_its_equation(type(self.mechanism)) else None
         if step is None or len(step.branches) != (1 if step.gate is None else 2):
+            return False
+        if step.sink is not None and (step.gate is not None or not is_plain(step.sink)):
             return False
         windows = [as_mixture(branch) for branch in step.branches]
         branches = [branch for branch in windows if branch is not None and branch.width is None]
@@ -104,6 +110,8 @@ class DecodedLayer:
                 width=0, limit=0, edge=0.0,
             )  # fmt: skip
         call.scale, call.logsumexp = scale.data_ptr(), buffers["logsumexp"].data_ptr()
+        if step.sink is not None:
+            self.call.sink = step.sink.data_ptr()
         if step.gate is not None:
             call.weights, call.skip_closed = buffers["mix"].data_ptr(), 1
         return True
@@ -163,25 +171,38 @@ class Decoder:
 
     def run_step(self, one: DecodedLayer, batch: int, tokens: int, layout: Layout, memory: Memory) -> None:
         """A whole layer in one call."""
-        rows = (memory.rows["k"], memory.rows["v"])
-        keys, values = (part.make_room(tokens) for part in rows)
-        total = rows[0].length + tokens
+        if isinstance(memory, SplitKeys):
+            memory.make_room(tokens, layout)
+        call, by_heads = one.attention, isinstance(memory, SplitKeys) and memory.is_split
+        if by_heads:
+            total = memory.length + tokens
+            one.call.kept = fill_kept(one.heads_kept, memory, tokens)  # type: ignore[arg-type]
+            # Unread, but the check of a mixture asks for them.
+            abi.put_tensor(call, abi.Mixture.k, one.heads_kept[0].k.data, (0, 0, 0))
+            abi.put_tensor(call, abi.Mixture.v, one.heads_kept[0].v.data, (0, 0, 0))
+        else:
+            one.call.kept = None
+            for name, field in (("k", abi.Mixture.k), ("v", abi.Mixture.v)):
+                rows = memory.rows[name]
+                held = rows.make_room(tokens)
+                begin = held.data_ptr() + rows.begin * held.stride(2) * held.element_size()
+                abi.put_tensor(call, field, begin, held.stride()[:3])
+            total = memory.rows["k"].length + tokens
         position, start = layout.of_last(total).ranges
-        call = one.attention
         call.batch, call.queries, call.keys, call.threads = batch, tokens, total, one.layer.threads
         call.position, call.start = position.data_ptr(), start.data_ptr()
         across = call.heads * call.head_width
         strides = (tokens * across, call.head_width, across)
         abi.put_tensor(call, abi.Mixture.q, self.buffers["queries"].data_ptr(), strides)
         abi.put_tensor(call, abi.Mixture.out, self.buffers["attended"].data_ptr(), strides)
-        for part, held, field in zip(rows, (keys, values), (abi.Mixture.k, abi.Mixture.v), strict=True):
-            begin = held.data_ptr() + part.begin * held.stride(2) * held.element_size()
-            abi.put_tensor(call, field, begin, held.stride()[:3])
         library.call("layer_step", one.call)
-        for part in rows:
+        for part in memory.rows.values():
             part.length += tokens
         memory.length += tokens
-        memory.forget_unread()
+        if isinstance(memory, SplitKeys):
+            memory.forget_read(layout)
+        else:
+            memory.forget_unread()
 
     def run_mechanism(self, one: DecodedLayer, sizes: tuple[int, int, int], layout: Layout, cache: Cache) -> None:
         """What lies before and after the attention in one call each, and the mechanism as ever between them."""
@@ -266,7 +287,7 @@ def may_be_decoded(model: VarifocalModel) -> bool:
         ]
         if len(epsilons) != 1 or not all(is_plain(weight) for weight in weights):
             return False
-        gates = [part for part in attention.mechanism.modules() if isinstance(part, Gate | WideLinear)]
+        gates = [part for part in attention.mechanism.modules() if isinstance(part, Gate | WideLinear | SinkLogits)]
         if not all(is_bare(part, type(part)) and part_is_plain(part) for part in (attention.mechanism, *gates)):
             return False
     return True
@@ -344,15 +365,30 @@ def speaks_for_its_equation(kind: type[Mechanism[Any]]) -> bool:
     return place_of("step") <= place_of("equation")
 
 
+def fill_kept(kept: Any, memory: SplitKeys, tokens: int) -> int:
+    """Where each key head keeps its tokens, with room for some more; the address of the table."""
+    for group, held in memory.split_rows():
+        for rows, field in zip(held, (abi.Kept.k, abi.Kept.v), strict=True):
+            room = rows.make_room(tokens)
+            batch, head, row = room.stride()[:3]
+            size = room.element_size()
+            first = room.data_ptr() + rows.begin * row * size
+            for number, name in enumerate(group.heads):
+                abi.put_tensor(kept[name], field, first + number * head * size, (batch, 0, row))
+        for name in group.heads:
+            kept[name].keys = held[0].length + tokens
+    return ctypes.addressof(kept)
+
+
 def fitting_memory(cache: Cache, layer: int, tokens: int) -> Memory | None:
     """The memory of a layer, if a native call may write to it; None for any other."""
     found = cache.layers[layer] if layer < len(cache.layers) else None
     memory = found.memory if type(found) is MemoryLayer else None
     if memory is None or not memory.rows:
         return None
-    if not (type(memory) is RecentKeys or (type(memory) is KeysAndValues and memory.ranked is None)):
+    if not (type(memory) in (RecentKeys, SplitKeys) or (type(memory) is KeysAndValues and memory.ranked is None)):
         return None
     if memory.capacity is not None and memory.length + tokens > memory.capacity:
         return None
-    held = memory.rows["k"].held
+    held = next(iter(memory.rows.values())).held
     return memory if held is not None and held.dtype == torch.float32 and held.device.type == "cpu" else None

@@ -260,7 +260,8 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
 
 def can_be_compiled(mechanism: Mechanism[Any]) -> bool:
     """Whether decoding with a static cache can be compiled: all keys and values are kept, and no more is needed."""
-    return mechanism.memory().is_plain and mechanism.farthest() is None
+    memory = mechanism.memory()
+    return memory.is_plain and memory.keeps_all
 
 
 def standing_of(cache: Cache | None) -> Standing:

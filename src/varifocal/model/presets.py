@@ -95,5 +95,5 @@ def preset(
 
 def scaled_options(mechanism: str, sizes: Preset) -> dict[str, Any]:
     """The options of a mechanism that follow a model's sizes, as the mechanism itself says."""
-    scale = Scale(context=sizes.context, window=sizes.window, head_width=sizes.head_width)
+    scale = Scale(context=sizes.context, window=sizes.window, head_width=sizes.head_width, kv_heads=sizes.kv_heads)
     return mechanism_type(mechanism).scaled_options(scale)

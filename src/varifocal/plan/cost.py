@@ -74,9 +74,9 @@ def cache_size(config: VarifocalConfig, length: int, *, bytes_per_number: int = 
     """The cache of keys, values and what mechanisms note of past keys."""
     per_token = at_length = 0
     for mechanism in layer_mechanisms(config):
-        numbers, kept = remembered_numbers(mechanism), mechanism.farthest()
+        numbers, kept = remembered_numbers(mechanism), mechanism.memory().kept(length)
         per_token += numbers * bytes_per_number
-        at_length += numbers * bytes_per_number * (length if kept is None else min(length, kept))
+        at_length += round(numbers * bytes_per_number * kept)
     return CacheSize(per_token, at_length)
 
 

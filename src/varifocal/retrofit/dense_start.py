@@ -29,7 +29,8 @@ def starting_options(
         options: the options that were asked for; they override all others.
     """
     kind = mechanism_type(mechanism)
-    scale = Scale(context=context, window=max(8, min(256, context // 8)), head_width=sizes.head_dim)
+    window = max(8, min(256, context // 8))
+    scale = Scale(context=context, window=window, head_width=sizes.head_dim, kv_heads=sizes.num_key_value_heads)
     starting = kind.scaled_options(scale) | kind.dense_options(context)
     for name, value in options.items():
         nested = isinstance(value, Mapping) and isinstance(starting.get(name), Mapping)

@@ -130,7 +130,7 @@ def translate_config(
                 "replace them; load it as 'dense', which keeps them, or give each layer's mechanism in a config"
             )
         mechanism = ["dense" if window is None else "local" for window in windows]
-        mechanism_options = [{} if window is None else {"window": window, "global_tokens": 0} for window in windows]
+        mechanism_options = [{} if window is None else {"window": window, "sinks": 0} for window in windows]
     return VarifocalConfig(
         **{name: getattr(config, name) for name in SHARED},
         **switches,

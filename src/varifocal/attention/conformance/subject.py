@@ -150,7 +150,9 @@ class MechanismSubject(Subject):
 
     def call(self, tokens: Tokens, last: int | None, positions: Tensor | None, documents: Tensor | None) -> Any:
         queries = queries_of(tokens, last, positions)
-        remembered = self.mechanism.memory().append(*tokens)
+        memory = self.mechanism.memory()
+        memory.records_past = True
+        remembered = memory.append(*tokens)
         return self.mechanism.read(
             queries.x, queries.q, remembered, documents=documents, positions=positions, backend=self.backend
         )
@@ -177,7 +179,8 @@ class MechanismSubject(Subject):
 
     def with_repeated_heads(self) -> MechanismSubject:
         shape = self.mechanism.shape
-        twin = type(self.mechanism)(self.mechanism.config, replace(shape, kv_heads=shape.heads))
+        config = self.mechanism.config.for_repeated_heads(shape.heads // shape.kv_heads)
+        twin = type(self.mechanism)(config, replace(shape, kv_heads=shape.heads))
         twin = twin.to(next(self.mechanism.parameters(), torch.empty(0, dtype=torch.float64)).dtype)
         twin.load_state_dict(
             {

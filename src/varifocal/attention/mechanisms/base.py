@@ -53,6 +53,8 @@ class Scale:
     """Keys of a near branch; the papers' 256 for their contexts."""
     head_width: int
     """D."""
+    kv_heads: int = 1
+    """G."""
 
     @property
     def root(self) -> int:
@@ -69,9 +71,27 @@ class Scale:
 class MechanismConfig:
     """The options of one mechanism: a frozen value, saved with a model."""
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """By a name that an option had in earlier versions, the one it has now: saved options still load."""
+
+    def for_repeated_heads(self, times: int) -> Self:
+        """The options of the same attention for keys and values of which every head is given so many times."""
+        return self
+
     def in_layer(self, layer: int) -> Self:
         """The options of one layer of a model whose layers share these; whatever is drawn at random may differ."""
         return self
+
+
+class Part(NamedTuple):
+    """The attention of some heads, where a memory keeps different tokens for different heads."""
+
+    heads: tuple[int, ...]
+    """Query heads."""
+    equation: Equation
+    layout: Layout
+    """Where the queries stand among the keys of these heads."""
+    remembered: Remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +108,8 @@ class MechanismOutput:
     """What came of it."""
     layout: Layout | None = None
     """Where the queries stood."""
+    parts: tuple[Part, ...] = ()
+    """What was evaluated, if heads keep different tokens; `layout` is that of the first part then."""
 
     @cached_property
     def records(self) -> dict[str, Tensor]:
@@ -147,6 +169,8 @@ class Step(NamedTuple):
     branches: tuple[Branch, ...]
     """Of windows and prefixes."""
     gate: Gate | None = None
+    sink: Tensor | None = None
+    """[H]: the logits of a SinkLogit, for one softmax."""
 
 
 class Overhead(NamedTuple):
@@ -353,7 +377,10 @@ def typical_equation(mechanism: Mechanism[Any], length: int, *, seed: int | None
     q = zero.expand(1, shape.heads, length, shape.head_width)
     k = zero.expand(1, shape.kv_heads, length, shape.head_width)
     with torch.no_grad():
-        remembered = mechanism.memory().append(x, q, k, k)
+        memory = mechanism.memory()
+        # No token follows, so nothing need be made smaller for one.
+        memory.records_past = True
+        remembered = memory.append(x, q, k, k)
         return mechanism.equation(Call(x, q, remembered, lay_out(q, k, k), "auto"))
 
 

@@ -19,6 +19,7 @@ from varifocal.attention.mechanisms.base import (
     Scale,
     two_way,
 )
+from varifocal.attention.mechanisms.sinks import with_sinks, words_of_sinks
 from varifocal.attention.mechanisms.variant import Variant
 from varifocal.attention.memories import KeysAndValues, Memory, RankedBlocks
 from varifocal.attention.precision import WideLinear, wide_linear
@@ -36,6 +37,8 @@ class ContextAdaptiveConfig(MechanismConfig):
     window_max: int = 512
     edge: int = 32
     """Keys over which the window fades out; through them the width learns."""
+    sinks: int = 0
+    """First tokens of each document that the window reads too, with their full weight."""
     width: Literal["learned", "fixed"] = "learned"
     """"fixed" keeps every window at the middle of its range."""
     k_scale: float = 1.0
@@ -51,6 +54,7 @@ class ContextAdaptiveConfig(MechanismConfig):
     def __post_init__(self) -> None:
         require_at_least("window_max", self.window_max, 1)
         require_at_least("edge", self.edge, 1)
+        require_at_least("sinks", self.sinks, 0)
         if not self.edge <= self.window_min <= self.window_max:
             raise ValueError(
                 "windows must satisfy edge <= window_min <= window_max, "
@@ -76,7 +80,11 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
     name = "context_adaptive"
     config_type = ContextAdaptiveConfig
     ways = {"exact": {"select": "exact"}, "blocks": {"select": "blocks"}}  # noqa: RUF012
-    variants = (Variant(SMALL), Variant({**SMALL, "select": "blocks", "block": 4}, "blocks"))
+    variants = (
+        Variant(SMALL),
+        Variant({**SMALL, "select": "blocks", "block": 4}, "blocks"),
+        Variant({**SMALL, "sinks": 2}, "sinks"),
+    )
     ablations = (
         Ablation(
             name="constant_gate",
@@ -123,13 +131,14 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
         return super().memory()
 
     def farthest(self) -> int | None:
-        return self.config.window_max if self.config.reads == "local" else None
+        return self.config.window_max if self.config.reads == "local" and not self.config.sinks else None
 
     def equation(self, call: Call) -> Equation:
         config = self.config
         if config.reads == "global":
             return Equation((config.top_k(),))
-        window = SoftWindow(self.window_width(call.x), edge=config.edge, limit=config.window_max)
+        soft = SoftWindow(self.window_width(call.x), edge=config.edge, limit=config.window_max)
+        window = with_sinks(soft, config.sinks)
         if self.gate is None:
             return Equation((window,))
         gate, losses = self.gate(call.x, counted=call.counted)
@@ -150,6 +159,7 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
         sizes = f"a window of {config.window_min} to {config.window_max} keys, as wide as the token asks"
         if config.width == "fixed":
             sizes = f"a window of {(config.window_min + config.window_max) // 2} keys"
+        sizes += words_of_sinks(config.sinks)
         best = f"the keys that it rates highest, about {config.k_scale:g} √n of n"
         if config.reads != "both":
             return f"no gate: {sizes if config.reads == 'local' else best}"

@@ -17,8 +17,9 @@ from varifocal.attention.mechanisms.base import (
     Step,
     two_way,
 )
+from varifocal.attention.mechanisms.sinks import with_sinks, words_of_sinks
 from varifocal.attention.mechanisms.variant import Variant
-from varifocal.equations.branches import Causal, Window
+from varifocal.equations.branches import Branch, Causal, Window
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.equation import Equation
 
@@ -29,10 +30,13 @@ class HeadGatedConfig(MechanismConfig):
 
     window: int = 256
     """Keys of the near branch, the query's own included."""
+    sinks: int = 0
+    """First tokens of each document that the near branch reads too."""
     gate: GateConfig = field(default_factory=lambda: GateConfig(kind="linear"))
 
     def __post_init__(self) -> None:
         require_at_least("window", self.window, 1)
+        require_at_least("sinks", self.sinks, 0)
 
 
 class HeadGated(Mechanism[HeadGatedConfig]):
@@ -40,7 +44,7 @@ class HeadGated(Mechanism[HeadGatedConfig]):
 
     name = "head_gated"
     config_type = HeadGatedConfig
-    variants = (Variant({"window": 5}),)
+    variants = (Variant({"window": 5}), Variant({"window": 5, "sinks": 2}, "sinks"))
     ablations = (
         Ablation(
             name="no_gate",
@@ -73,12 +77,17 @@ class HeadGated(Mechanism[HeadGatedConfig]):
     def reset_parameters(self) -> None:
         self.gate.reset_parameters()
 
+    @property
+    def branches(self) -> tuple[Branch, Branch]:
+        """Near and far."""
+        return with_sinks(Window(self.config.window), self.config.sinks), Causal()
+
     def equation(self, call: Call) -> Equation:
         gate, losses = self.gate(call.x, counted=call.counted)
-        return Equation((Window(self.config.window), Causal()), two_way(gate), losses=losses)
+        return Equation(self.branches, two_way(gate), losses=losses)
 
     def step(self) -> Step | None:
-        return Step((Window(self.config.window), Causal()), self.gate)
+        return Step(self.branches, self.gate)
 
     @classmethod
     def scaled_options(cls, scale: Scale) -> dict[str, Any]:
@@ -90,7 +99,8 @@ class HeadGated(Mechanism[HeadGatedConfig]):
         return {"gate": {"start": CLOSED}}
 
     def words(self) -> str:
-        return f"a gate mixes local, the last {self.config.window} keys, with global, every key"
+        near = f"the last {self.config.window} keys{words_of_sinks(self.config.sinks)}"
+        return f"a gate mixes local, {near}, with global, every key"
 
     def overhead(self, length: int, bytes_per_number: int) -> Overhead:
         heads, width = self.shape.heads, self.shape.head_width

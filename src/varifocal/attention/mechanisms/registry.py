@@ -16,6 +16,7 @@ from varifocal.attention.mechanisms.combiner import Combiner
 from varifocal.attention.mechanisms.context_adaptive import ContextAdaptive
 from varifocal.attention.mechanisms.dense import Dense
 from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparse
+from varifocal.attention.mechanisms.focused import Focused
 from varifocal.attention.mechanisms.head_gated import HeadGated
 from varifocal.attention.mechanisms.local import Local
 from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
@@ -105,7 +106,7 @@ def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
 
 MECHANISMS = Registry((
     *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
-    SparseTransformer,
+    *(SparseTransformer, Focused),
 ))  # fmt: skip
 """All mechanisms by stem."""
 
@@ -150,7 +151,7 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
     """
     known = [field.name for field in fields(defaults)]
     values: dict[str, Any] = {}
-    for option, value in options.items():
+    for option, value in with_present_names(owner, options, getattr(defaults, "renamed", {})).items():
         if option not in known:
             offered = ", ".join(known) if known else "none"
             raise ValueError(f"{owner} has no option {option!r}{nearest(option, known)}; its options are: {offered}")
@@ -182,6 +183,14 @@ def checked_options(owner: str, options: Mapping[str, Any], defaults: Any) -> di
         # JSON and TOML know no tuples.
         values[option] = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
     return values
+
+
+def with_present_names(owner: str, options: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
+    """The options, those with a name of earlier versions under the one that they have now."""
+    for old, new in renamed.items():
+        if old in options and new in options:
+            raise ValueError(f"{owner}: option {old!r} is now called {new!r}, got both; leave {old!r} out")
+    return {renamed.get(option, option): value for option, value in options.items()}
 
 
 def inner_config(option: str, owner: str, value: Any, default: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,17 @@ from torch import Tensor, nn
 from varifocal.attention.memories.rows import Rows
 from varifocal.equations.layout import Layout
 from varifocal.equations.problem import Shortcuts
+
+
+class RememberedHeads(NamedTuple):
+    """What is kept of some key heads."""
+
+    heads: tuple[int, ...]
+    """Their numbers."""
+    k: Tensor
+    """[B, heads, S, D]: keys of the last S tokens; S differs between groups of heads."""
+    v: Tensor
+    """[B, heads, S, D]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +38,11 @@ class Remembered:
     """[B, *, S, F] by name: what else a mechanism keeps of each of these tokens."""
     shortcuts: Shortcuts | None = None
     """What saves work and changes no result."""
+    sinks: int = 0
+    """Where fewer than all tokens are kept: how many of the first ones are no longer those just before the others, but
+    the first of their document."""
+    by_heads: tuple[RememberedHeads, ...] = ()
+    """If heads keep different tokens: all that is kept, while k and v are those of the new tokens alone."""
 
 
 class TakesTokens(Protocol):
@@ -58,6 +74,15 @@ class Memory:
         """Whether keys and values are all that it needs, so that any cache of transformers can stand in for it."""
         return type(self).notes is Memory.notes and type(self).append is Memory.append
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token is kept, so that compiled code can count them by their places."""
+        return True
+
+    def kept(self, length: int) -> float:
+        """Of how many tokens a text of `length` tokens leaves keys and values, on the average of all heads."""
+        return length
+
     def notes(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
         """What to keep of new tokens besides keys and values: [B, *, T, F] by name.
 
@@ -77,10 +102,7 @@ class Memory:
             layout: where the new tokens stand among all that were seen; None for one document a row.
         """
         new = {"k": k, "v": v, **self.notes(x, q, k, v)}
-        if self.capacity is not None and self.length + k.shape[2] > self.capacity:
-            raise ValueError(
-                f"the cache has room for {self.capacity} tokens and holds {self.length}, got {k.shape[2]} more"
-            )
+        self.require_room(k.shape[2])
         self.length += k.shape[2]
         grown = {}
         for name, entries in new.items():
@@ -93,6 +115,11 @@ class Memory:
             remembered = Remembered(remembered.k, remembered.v, remembered.notes, shortcuts)
         self.forget_unread()
         return remembered
+
+    def require_room(self, new: int) -> None:
+        """ValueError if a cache of a fixed size cannot take so many tokens more."""
+        if self.capacity is not None and self.length + new > self.capacity:
+            raise ValueError(f"the cache has room for {self.capacity} tokens and holds {self.length}, got {new} more")
 
     def new_rows(self) -> Rows:
         """What holds the entries of one name; at once with room for a fixed number of tokens, if there is one."""

@@ -14,6 +14,13 @@ class RecentKeys(Memory):
         self.reach = reach
         """How many keys back, its own included, a query ever looks."""
 
+    @property
+    def keeps_all(self) -> bool:
+        return False
+
+    def kept(self, length: int) -> float:
+        return min(length, self.reach)
+
     def new_rows(self) -> Rows:
         """With room for a window: of a fixed number of tokens it never holds all."""
         return Rows()

@@ -112,6 +112,38 @@ class Rows:
             assert filled is not None
             self.hold(filled.clone())
 
+    def keep_sinks_and_last(
+        self, first: Tensor | None, sinks: int, tokens: int, *, room: int, heads: tuple[int, ...] | None = None
+    ) -> None:
+        """Forget all but the last `tokens` tokens, the first of which make place for sinks.
+
+        Args:
+            first: int64 [B], where the sinks of each row begin; None if they are the first tokens.
+            sinks: how many there are.
+            tokens: how many tokens are kept, sinks included.
+            room: of how many tokens there is room then.
+            heads: the heads that are kept; None for all.
+        """
+        filled = self.filled
+        assert filled is not None
+        if heads is not None:
+            filled = filled[:, list(heads)] if filled.requires_grad else filled
+        length, last = self.length, filled[:, :, self.length - tokens + sinks :]
+        if first is None:
+            front = filled[:, :, :sinks]
+        else:
+            places = first[:, None] + torch.arange(sinks, device=first.device)  # [B, sinks]
+            places = places.to(filled.device)[:, None, :, None].expand(-1, filled.shape[1], -1, filled.shape[3])
+            front = filled.gather(2, places)
+        if filled.requires_grad:
+            self.hold(torch.cat((front, last), dim=2) if tokens < length else filled)
+            return
+        if heads is not None:
+            front, last = front[:, list(heads)], last[:, list(heads)]
+        held = filled.new_empty(filled.shape[0], last.shape[1], max(room, tokens), filled.shape[3])
+        held[:, :, :sinks], held[:, :, sinks:tokens] = front, last
+        self.held, self.begin, self.length, self.has_room = held, 0, tokens, True
+
     def take(self, index: Tensor) -> None:
         """Rows `index` of the batch in place of the present ones."""
         if (filled := self.filled) is not None:

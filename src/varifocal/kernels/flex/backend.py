@@ -23,6 +23,7 @@ from varifocal.equations.branches import (
 )
 from varifocal.equations.divergence import indexer_divergence
 from varifocal.equations.layout import Layout
+from varifocal.equations.normalizers import SinkLogit
 from varifocal.equations.pooling import pool_keys, summarize
 from varifocal.equations.problem import (
     Attended,
@@ -77,7 +78,7 @@ def prepare(problem: Any) -> Callable[[], Any] | str:
 
 def why_not(problem: Problem) -> str | None:
     """Why FlexAttention cannot evaluate a problem, as the end of a sentence; None if it can."""
-    if problem.normalizer is not None:
+    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit):
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     if problem.q.device.type not in ("cuda", "cpu"):
         return f"runs on cuda and cpu tensors, got {problem.q.device}"
@@ -109,6 +110,8 @@ def learning(problem: Problem) -> Iterator[Tensor]:
         elif isinstance(member, Segments) and member.queries is not None:
             yield member.queries
     yield from (value for value in vars(problem.score).values() if isinstance(value, Tensor))
+    if isinstance(problem.normalizer, SinkLogit):
+        yield problem.normalizer.logit
 
 
 def attend_flex(problem: Problem, *, execute: Executor = attend_compiled) -> Attended:
@@ -125,6 +128,8 @@ def attend_flex(problem: Problem, *, execute: Executor = attend_compiled) -> Att
         output = torch.zeros_like(scene.q, dtype=accumulation_dtype(dtype))
         for number, part in enumerate(found.parts):
             mean = part.mean
+            if isinstance(problem.normalizer, SinkLogit):
+                mean = mean * problem.normalizer.share(part.logsumexp)[..., None]
             if problem.weights is not None:
                 mean = mean * problem.weights[..., number, None].to(output.dtype)
             output = output + mean

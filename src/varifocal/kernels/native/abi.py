@@ -4,7 +4,7 @@ import ctypes
 import struct
 from typing import Any
 
-VERSION = 4
+VERSION = 5
 """`VF_ABI_VERSION`: of the header that these structs were written for."""
 MAX_WIDTH = 4096
 """`VF_MAX_WIDTH`."""
@@ -232,6 +232,12 @@ class Layer(ctypes.Structure):
     ]
 
 
+class Kept(ctypes.Structure):
+    """`vf_kept`."""
+
+    _fields_ = [*_fields(Tensor, "k v"), *_sizes("keys")]
+
+
 class Step(ctypes.Structure):
     """`vf_step`."""
 
@@ -241,6 +247,7 @@ class Step(ctypes.Structure):
         ("mix", Matrix),
         *_pointers("mix_warmth"),
         *_fields(ctypes.c_float, "mix_start mix_cap"),
+        *_pointers("kept sink"),
     ]
 
 
@@ -264,6 +271,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "vf_matrix": Matrix,
     "vf_linear": Linear,
     "vf_layer": Layer,
+    "vf_kept": Kept,
     "vf_step": Step,
 }
 FUNCTIONS: dict[str, type[ctypes.Structure]] = {

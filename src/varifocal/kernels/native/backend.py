@@ -7,7 +7,7 @@ what was selected; beside windows both share their gradients. Pair-gated scores 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from varifocal.equations.branches import Branch, Causal, Prefix, Segments, SoftWindow, TopK, Window, members
 from varifocal.equations.branches.head_sizes import HeadSizes, each_head
+from varifocal.equations.normalizers import SinkLogit
 from varifocal.equations.problem import (
     Attended,
     DivergenceProblem,
@@ -141,7 +142,7 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         return reason
     if not torch.compiler.is_compiling() and transformed():
         return "takes no part in forward-mode derivatives and the transforms of torch.func"
-    if problem.normalizer is not None:
+    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit):
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     kinds: list[Kind] = []
     for branch in problem.branches:
@@ -149,6 +150,9 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         if kind is None:
             return f"has no kernel for the branch {type_names(branch)}"
         kinds.append(kind)
+    mixes = not isinstance(problem.score, PairGate) and all(isinstance(kind, MixtureBranch) for kind in kinds)
+    if problem.normalizer is not None and not mixes:
+        return "has sink logits over branches of windows and prefixes only, without a gate of pairs"
     if isinstance(problem.score, PairGate):
         windows = [kind for kind in kinds if isinstance(kind, MixtureBranch)]
         if not len(kinds) == len(windows) <= MAX_BRANCHES:
@@ -163,6 +167,8 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         return f"has no kernel for the score {type(problem.score).__name__}"
     if sum(isinstance(kind, MixtureBranch) for kind in kinds) > MAX_BRANCHES:
         return f"mixes at most {MAX_BRANCHES} branches of windows"
+    if isinstance(problem.normalizer, SinkLogit):
+        return partial(attend_with_sink, problem, kinds, problem.normalizer)  # type: ignore[arg-type]
     return partial(attend_native, problem, kinds)
 
 
@@ -233,6 +239,29 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
         groups = problem.q.shape[1] // max(selection.selected.shape[1], 1)
         selected[number] = selection.selected if groups == 1 else selection.selected.repeat_interleave(groups, dim=1)
     return Attended(total, torch.stack([one for one in logsumexp if one is not None], dim=-1), tuple(selected))
+
+
+def attend_with_sink(problem: Problem, kinds: Sequence[MixtureBranch], sink: SinkLogit) -> Attended:
+    """Windows whose softmax has a sink: what it leaves of a branch follows from the branch's own logsumexp.
+
+    Each branch is a pass of its own, since its share is known only after it.
+    """
+    scale = scale_of(problem)
+    total: Tensor | None = None
+    logsumexps = []
+    for number, kind in enumerate(kinds):
+        alone = replace(problem, branches=(problem.branches[number],), weights=None, wants_logsumexp=True)
+        plain = attend_plainly(alone, [kind], scale)
+        made = mixture_forward(mix(alone, {0: kind}, scale)) if plain is None else plain
+        output, logsumexp = made[0], made[1][..., 0]
+        share = sink.share(logsumexp)
+        if problem.weights is not None:
+            share = share * problem.weights[..., number].to(share.dtype)
+        part = output.to(share.dtype) * share[..., None]
+        total = part if total is None else total + part
+        logsumexps.append(logsumexp.detach())
+    assert total is not None
+    return Attended(total.to(problem.q.dtype), torch.stack(logsumexps, dim=-1), (None,) * len(kinds))
 
 
 def attend_plainly(problem: Problem, branches: Sequence[MixtureBranch], scale: Tensor | float) -> Attended | None:
