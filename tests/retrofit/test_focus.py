@@ -104,7 +104,7 @@ def test_weights_stay_and_a_penalty_closes_gates(source: Path, library: Library)
     before = {name: value.clone() for name, value in gated.model.state_dict().items()}
     means = []
     for penalty in (1e-6, 100.0):
-        plan = FitPlan(window=6, sinks=2, lengths=(48, 64), steps=8, rate=0.4, penalty=penalty)
+        plan = FitPlan(keep=0.1, window=6, sinks=2, lengths=(48, 64), steps=8, rate=0.4, penalty=penalty)
         fitted = fit_gates(gated, fit_rows(library, plan.lengths, seed=0, facts=1), plan)
         assert fitted.scores.shape == (gated.layers, gated.kv_heads)
         assert len(fitted.traces) == len(fitted.losses) == 8
@@ -259,8 +259,8 @@ OPTIONS = [
 ]
 
 
-def focus(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["focus", *arguments])
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.output
@@ -268,10 +268,7 @@ def focus(*arguments: str) -> str:
 
 def test_command_fits_saves_and_measures(source: Path, texts: Path, tmp_path: Path) -> None:
     out, told, picture = tmp_path / "out", tmp_path / "told.json", tmp_path / "told.png"
-    said = focus(
-        str(source), str(out), "--keep", "0.5", "--texts", str(texts), *OPTIONS, "--measure", str(texts),
-        "--measure-length", "64", "--documents", "4", "--questions", "0", "--json", str(told), "--plot", str(picture),
-    )  # fmt: skip
+    said = run("focus", str(source), str(out), "--keep", "0.5", "--texts", str(texts), *OPTIONS)
     record = FocusMap.read(out / "focus.json")
     model = load_model(out)
     heads = len(record.heads)
@@ -285,7 +282,13 @@ def test_command_fits_saves_and_measures(source: Path, texts: Path, tmp_path: Pa
     assert model.config.mechanism == ["focused"] * len(windows)
     tokens = torch.randint(1, VOCABULARY, (1, 30))
     assert model.generate(tokens, max_new_tokens=4, do_sample=False).shape == (1, 34)
+    said = run(
+        "measure", str(out), str(source), "--texts", str(texts), "--length", "64", "--documents", "4",
+        "--questions", "0", "--rivals-at", "0.5", "--json", str(told), "--plot", str(picture),
+    )  # fmt: skip
+    assert "layers in turn" in said
     result = FocusMeasure.read(told)
+    assert [row.keep for row in result.rows if row.name == "random"] == [0.5]
     assert {row.keep for row in result.rows} == {0.5, 0.25, 0.0} | {round(heads / 3) / heads}
     assert picture.stat().st_size > 1000
     # Nothing of the fit is left beside the model.
@@ -294,8 +297,19 @@ def test_command_fits_saves_and_measures(source: Path, texts: Path, tmp_path: Pa
 
 def test_command_decides_by_an_accepted_loss_and_adapts(source: Path, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    said = focus(
-        str(source), str(out), "--fit", "calibrate", "--accept", "100", "--texts", str(texts), *OPTIONS, "--adapt", "3"
+    said = run(
+        "focus",
+        str(source),
+        str(out),
+        "--fit",
+        "calibrate",
+        "--accept",
+        "100",
+        "--texts",
+        str(texts),
+        *OPTIONS,
+        "--adapt",
+        "3",
     )
     assert "0 of " in said
     assert "adapted for 3 steps" in said
@@ -307,7 +321,6 @@ def test_command_decides_by_an_accepted_loss_and_adapts(source: Path, texts: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--json", "x.json"), "say on which texts with --measure"),
         (("--length", "500"), "the model reads 64 tokens|no document has the 500 tokens"),
         (("--cache-bytes", "10"), "is less than the"),
         (("--lora", "0"), "--lora"),

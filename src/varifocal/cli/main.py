@@ -22,6 +22,7 @@ from varifocal.cli.explore import explore
 from varifocal.cli.focus import focus
 from varifocal.cli.generate import generate
 from varifocal.cli.info import info
+from varifocal.cli.measure import measure
 from varifocal.cli.plan import plan
 from varifocal.cli.report import report
 from varifocal.cli.retrofit import retrofit
@@ -49,6 +50,7 @@ app.command()(generate)
 app.command()(evaluate)
 app.command()(retrofit)
 app.command()(focus)
+app.command()(measure)
 app.command()(analyze)
 app.command()(report)
 app.command()(explore)

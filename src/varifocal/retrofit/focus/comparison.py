@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from varifocal.retrofit.focus.decide import (
     keep_layers_in_turn,
     share_of,
 )
-from varifocal.retrofit.focus.focusing import Opened
+from varifocal.retrofit.focus.fit import FitPlan
+from varifocal.retrofit.focus.focusing import Opened, open_dense
 from varifocal.retrofit.focus.measure import FactFound, facts_found, loss_by_position, questions
 from varifocal.retrofit.focus.texts import FactRow, Library
 from varifocal.statistics.estimates import estimate, paired_difference
@@ -38,8 +40,32 @@ class Measuring:
     """Facts asked for at each of `fact_lengths`."""
     fact_lengths: tuple[int, ...] = (1024, 2048)
     shares: tuple[float, ...] = SHARES
+    rival_shares: tuple[float, ...] = SHARES
+    """Where chance and whole layers are measured too."""
     random_maps: int = 1
     seed: int = 0
+
+
+def measure_folder(
+    folder: Path,
+    source: str | Path,
+    texts: Iterable[str],
+    wanted: Measuring,
+    *,
+    named: str = "texts",
+    on_row: Callable[[int, int], None] = lambda done, total: None,
+) -> FocusMeasure:
+    """The scores in a focused model's folder, measured beside the dense model that they are of; see measure_maps."""
+    record = FocusMap.read(folder / FocusMap.filename)
+    plan = fit_plan(record)
+    opened = open_dense(source, plan)
+    layers, heads = opened.gated.layers, opened.gated.kv_heads
+    if len(record.heads) != layers * heads:
+        raise ValueError(
+            f"{source} has {layers * heads} key heads, and {folder / FocusMap.filename} is a map of "
+            f"{len(record.heads)}; give the model that was focused"
+        )
+    return measure_maps(opened, record, texts, wanted, named=named, on_row=on_row)
 
 
 def measure_maps(
@@ -96,6 +122,14 @@ def measure_maps(
     )  # fmt: skip
 
 
+def fit_plan(record: FocusMap) -> FitPlan:
+    """The plan that a map was made by."""
+    try:
+        return FitPlan(**{**record.fit, "lengths": tuple(record.fit["lengths"])})
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"the fit of a head map cannot be read: {error}; make the map again") from error
+
+
 def check_length(opened: Opened, length: int) -> None:
     """ValueError if texts are longer than what the model was made for."""
     most = opened.gated.model.config.max_position_embeddings
@@ -115,9 +149,12 @@ def rivals(record: FocusMap, opened: Opened, wanted: Measuring) -> list[tuple[st
     layers, heads = opened.gated.layers, opened.gated.kv_heads
     scores = torch.tensor([one.score for one in record.heads]).view(layers, heads)
     found: list[tuple[str, Map]] = []
-    for share in wanted.shares:
+    for share in dict.fromkeys((*wanted.shares, *wanted.rival_shares)):
         count = heads_of_share(share, layers * heads)
-        found.append((str(record.fit["way"]), keep_highest(scores, count)))
+        if share in wanted.shares:
+            found.append((str(record.fit["way"]), keep_highest(scores, count)))
+        if share not in wanted.rival_shares:
+            continue
         for number in range(wanted.random_maps):
             found.append(("random", keep_at_random(layers, heads, count, wanted.seed + number)))
         found.append(("layers in turn", keep_layers_in_turn(layers, heads, count)))

@@ -32,7 +32,7 @@ class FitPlan:
     """"distill": last hidden states as near to the dense model's as the penalty allows. "constrain": hard-concrete
     gates, next-token loss, multipliers that meet the share. "calibrate": no training, the error of each head alone."""
     keep: float = 1 / 3
-    """The share of key heads that will read everything; "constrain" meets it, the others only rank the heads."""
+    """The share of key heads that will read everything; the fits aim at it, and "calibrate" only ranks."""
     window: int = 256
     sinks: int = 4
     steps: int = 32
@@ -41,7 +41,8 @@ class FitPlan:
     start: float = 0.0
     """Their logit at the start; 0 is a share of 1/2."""
     penalty: float = 0.05
-    """What reading everything costs in "distill": this times the mean share."""
+    """What reading everything costs in "distill": this times what the mean share is above `keep`. Below, heads are
+    not pushed any further, and those around the cut go on to be told apart."""
     lengths: tuple[int, ...] = (1024, 1536)
     """Tokens of a row, drawn anew for each."""
     facts: int = 3
@@ -144,7 +145,7 @@ def fit_gates(
         if plan.way == "distill":
             shares = logits.sigmoid()
             loss = distance(gated, row, shares)
-            whole = loss + plan.penalty * shares.mean()
+            whole = loss + plan.penalty * (shares.mean() - plan.keep).clamp(min=0)
         else:
             loss = next_token_loss(gated, row, hard_concrete(logits, noise))
             missed = expected_share(logits).mean() - target(plan, step)

@@ -149,7 +149,7 @@ def focus(
     say: Say = lambda sentence: None,
     on_step: Callable[[FitStep], None] = lambda step: None,
     on_adapt: Callable[[int, float], None] = lambda step, loss: None,
-) -> tuple[FocusMap, Opened]:
+) -> FocusMap:
     """Save a pretrained model whose windowed heads keep a window of their cache as the new folder `out`.
 
     Args:
@@ -208,7 +208,7 @@ def focus(
     save_model(model, out, tokenizer=opened.tokenizer, also=lambda folder: record.write(folder / FocusMap.filename))
     state.unlink(missing_ok=True)
     say(f"saved {out}")
-    return record, opened
+    return record
 
 
 def libraries(texts: Iterable[str], tokenizer: Any, plan: FitPlan, *, hold_out: bool) -> tuple[Library, Tensor | None]:
