@@ -29,6 +29,7 @@ from varifocal.report.comparison_tables import (
     with_interval,
 )
 from varifocal.report.data_bench import reading_table
+from varifocal.report.decode_bench import loss_sentence, speculation_sentence, speed_table
 from varifocal.report.model_bench import model_table
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.report.retrofit import retrofit_table
@@ -36,6 +37,7 @@ from varifocal.report.table import markdown
 from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.conformance import read_conformance
 from varifocal.results.data_bench import DataBench
+from varifocal.results.decode_bench import DecodeBench
 from varifocal.results.model_bench import ModelBench
 from varifocal.results.plan_check import PlanCheck
 from varifocal.results.retrofit import RetrofitResult
@@ -163,6 +165,22 @@ def model_bench(files: list[Path]) -> str:
     return "\n\n".join(parts)
 
 
+def decoding(bench: DecodeBench) -> str:
+    """The tables of `varifocal bench decode`, with its command, what int8 weights cost and what speculation gains."""
+    shared = bench.environment
+    parts = [
+        f"`{shared.command}`, commit {shared.commit}, {shared.threads} threads of {shared.processor}, torch "
+        f"{shared.torch}; memory {bench.memory_gigabytes_per_second:.1f} GB/s. In brackets: the speed against "
+        f"`{bench.rows[0].against}` in the same run, and the share of the bandwidth.",
+    ]
+    for texts in dict.fromkeys(row.texts for row in bench.rows):
+        parts.append("" if texts == 1 else f"{texts} texts at once, tokens of all together:")
+        parts.append(markdown(speed_table(bench, texts)))
+    parts += bench.notes
+    parts += [*map(loss_sentence, bench.losses), *map(speculation_sentence, bench.speculation)]
+    return "\n\n".join(part for part in parts if part)
+
+
 def summary(bench: ModelBench, comparison: Comparison) -> str:
     """One line for each mechanism: what a training step costs against Hugging Face's, and the loss against dense."""
     rows = {row.name: row for row in bench.of("training")}
@@ -264,7 +282,11 @@ def main() -> None:
     planned = fill(scaling.read_text(encoding="utf-8"), "papers", papers_order())
     if (checked := TOP / "results/plan_check.json").exists():
         planned = fill(planned, "plan-check", plan_check(PlanCheck.read(checked)))
-    pages = {readme: filled, log: told, scaling: planned}
+    decoded = TOP / "docs/decoding.md"
+    speeds = decoded.read_text(encoding="utf-8")
+    if (timed := TOP / "results/decode.json").exists():
+        speeds = fill(speeds, "decode", decoding(DecodeBench.read(timed)))
+    pages = {readme: filled, log: told, scaling: planned, decoded: speeds}
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if text != page.read_text(encoding="utf-8")]
         sys.exit(f"{' and '.join(stale)} not what results/ say; run make docs" if stale else 0)

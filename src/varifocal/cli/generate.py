@@ -15,6 +15,9 @@ from rich.console import Console
 from varifocal.cli.options import MOST_SEED, Threads, WeightsKind
 from varifocal.threads import use_threads
 
+AT_ONCE = 2048
+"""Tokens of a prompt that are read together: a longer one takes no more memory than so many, besides its cache."""
+
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A model's folder, with its tokenizer.json.")],
@@ -65,6 +68,7 @@ def generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=tokens,
+        prefill_chunk_size=AT_ONCE if ids.shape[1] > AT_ONCE else None,
         streamer=printing_streamer(tokenizer),
         pad_token_id=0 if loaded.config.pad_token_id is None else loaded.config.pad_token_id,
         **(drawn if temperature > 0 else {"do_sample": False}),
