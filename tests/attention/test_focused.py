@@ -27,6 +27,7 @@ MAPS: dict[str, tuple[tuple[int | None, ...], int]] = {
     "mixed, no sinks": ((7, None, 7), 0),
     "all windowed": ((4, 9, 4), 3),
     "one window": ((6,), 2),
+    "a narrow and a wide window": ((3, 30, None), 2),
     "sinks wider than the window": ((2, None, 1), 6),
     "all full": ((), 4),
 }
@@ -279,6 +280,17 @@ def test_bytes_are_those_of_storages_and_windows_free_theirs(chunks: str) -> Non
     full = 2 * length * width
     rings = 2 * 3 * (2 + 8 - 1 + 4) * width
     assert full + 2 * 3 * (2 + 8 - 1) * width <= memory.bytes <= 1.25 * full + 2 * 64 * width + rings
+
+
+def test_window_that_is_never_filled_takes_no_room() -> None:
+    shape = HeadShape(model_width=10, heads=2, kv_heads=2, head_width=8)
+    mechanism = make_mechanism("focused", shape, windows=(3, 1 << 40))
+    memory = mechanism.memory()
+    x, q, k = torch.randn(1, 100, 10), torch.randn(1, 2, 100, 8), torch.randn(1, 2, 100, 8)
+    mechanism(x, q, k, k.clone(), memory=memory)
+    assert memory.is_split
+    assert memory.bytes == 2 * (100 + 4 + 3 - 1 + 4) * 8 * 4
+    assert memory.bytes == 2 * 2 * memory.kept(100) * 8 * 4
 
 
 def test_fixed_size_holds_as_many_tokens_and_no_more() -> None:

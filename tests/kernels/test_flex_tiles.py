@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
@@ -11,7 +13,7 @@ from tests.kernels.flex_calls import problem_of
 from varifocal import Branch, Causal, FixedBranch, Prefix, Strided, TopK, Window
 from varifocal.kernels.flex.backend import make_scene
 from varifocal.kernels.flex.dense import score_pairs
-from varifocal.kernels.flex.key_sets import Pattern
+from varifocal.kernels.flex.key_sets import Pattern, by_head
 from varifocal.kernels.flex.reading import Reading
 from varifocal.kernels.flex.selection import select
 from varifocal.kernels.flex.tiles import KEPT, TILE, Tiles, kept_tiles, make_tiles
@@ -47,12 +49,37 @@ def tiles_of_pairs(reading: Reading) -> torch.Tensor:
     return read.view(batch, heads, queries // TILE, TILE, keys // TILE, TILE).any(dim=5).any(dim=3)
 
 
+def whole_tiles(reading: Reading) -> torch.Tensor:
+    """bool [B, H, R, C]: the tiles of which every pair is read."""
+    unread = score_pairs(reading, 0, reading.q.shape[2]) == float("-inf")
+    missing = (-unread.shape[3] % TILE, -unread.shape[2] % TILE)
+    unread = torch.nn.functional.pad(unread, (0, missing[0], 0, missing[1]), value=True)
+    batch, heads, queries, keys = unread.shape
+    return ~unread.view(batch, heads, queries // TILE, TILE, keys // TILE, TILE).any(dim=5).any(dim=3)
+
+
 @pytest.mark.parametrize("documents", [False, True], ids=["text", "documents"])
 @pytest.mark.parametrize("branch", [Causal(), Window(100), Prefix(3), Strided(200)], ids=repr)
 def test_tiles_of_a_pattern_are_those_with_a_pair(branch: FixedBranch, documents: bool) -> None:
     reading = reading_of(branch, documents=documents)
     found = touched(make_tiles(reading, at_end=not documents, backward=False))
     assert torch.equal(found.expand(2, 2, -1, -1), tiles_of_pairs(reading))
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["text", "documents"])
+@pytest.mark.parametrize("sizes", [((100, 0), (None, 0)), ((100, 3), (200, 130)), ((1, 0), (1, 0))], ids=str)
+def test_tiles_of_heads_that_differ_are_those_with_a_pair(
+    sizes: tuple[tuple[int | None, int], ...], documents: bool
+) -> None:
+    reading = reading_of(Causal(), documents=documents)
+    windows, prefixes = (tuple(one) for one in zip(*sizes, strict=True))
+    heads = by_head((Window(windows), Prefix(prefixes)), 2, torch.device("cpu"))
+    reading = replace(reading, sets=(heads,))
+    tiles = make_tiles(reading, at_end=not documents, backward=False)
+    assert torch.equal(touched(tiles).expand(2, 2, -1, -1), tiles_of_pairs(reading))
+    full = cells(tiles.full_count, tiles.full).expand(2, 2, -1, -1)
+    assert not bool((full & ~whole_tiles(reading)).any())
+    assert bool(full.any()) == (windows != (1, 1) and not documents)
 
 
 @pytest.mark.parametrize("branch", [Causal(), Window(100), Window(400)], ids=repr)

@@ -27,6 +27,10 @@ class HeadGroup(NamedTuple):
         """Tokens that are kept at most: with a quarter more than needed, tokens are seldom moved."""
         return self.kept + max(4, self.kept // 4)
 
+    def forgets(self, length: int) -> bool:
+        """Whether something of so many tokens is forgotten."""
+        return self.window is not None and length > self.room
+
 
 class SplitKeys(Memory):
     """Full key heads keep all tokens, windowed ones the first `sinks` of the document and the last of the text.
@@ -65,7 +69,7 @@ class SplitKeys(Memory):
         """Of windows with all their room."""
         if length <= self.least_room:
             return length
-        return sum(len(one.heads) * (length if one.window is None else one.room) for one in self.groups) / self.heads
+        return sum(len(one.heads) * (one.room if one.forgets(length) else length) for one in self.groups) / self.heads
 
     @property
     def least_room(self) -> int:
@@ -150,17 +154,17 @@ class SplitKeys(Memory):
             for number, group in enumerate(self.groups):
                 for name, entries in zip("kv", whole, strict=True):
                     rows = self.rows[f"{name}{number}"] = Rows(self.capacity if group.window is None else None)
-                    if group.window is None:
-                        rows.append(entries[:, list(group.heads)])
-                    else:
+                    if group.forgets(self.length):
                         rows.hold(entries)
+                    else:
+                        rows.append(entries[:, list(group.heads)])
             self.is_split = True
             for group, held in self.split_rows():
-                if group.window is not None:
+                if group.forgets(self.length):
                     self.shorten(group, held, layout, heads=group.heads)
             return
         for group, held in self.held_rows():
-            if group.window is not None and held[0].length > group.room:
+            if group.forgets(held[0].length):
                 self.shorten(group, held, layout)
 
     def shorten(

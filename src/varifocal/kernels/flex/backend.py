@@ -13,12 +13,10 @@ from torch import Tensor
 from varifocal.equations.branches import (
     Branch,
     FixedBranch,
-    Prefix,
     RandomBlocks,
     Segments,
     SoftWindow,
     TopK,
-    Window,
     members,
 )
 from varifocal.equations.divergence import indexer_divergence
@@ -36,7 +34,7 @@ from varifocal.equations.problem import (
 from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
 from varifocal.kernels.flex.compiled import attend_compiled
 from varifocal.kernels.flex.joining import Part, join
-from varifocal.kernels.flex.key_sets import Drawn, EarlierSummaries, KeySet, Pattern, Soft
+from varifocal.kernels.flex.key_sets import Drawn, EarlierSummaries, KeySet, Pattern, Soft, by_head, differs_by_head
 from varifocal.kernels.flex.nesting import chain, fixed_members, rings
 from varifocal.kernels.flex.pair_scores import pair_score
 from varifocal.kernels.flex.reading import Reading
@@ -91,8 +89,6 @@ def why_not(problem: Problem) -> str | None:
     for member in (member for branch in problem.branches for member in members(branch)):
         if not isinstance(member, FixedBranch | SoftWindow | Segments | TopK):
             return f"has no kernel for the branch {type(member).__name__}"
-        if isinstance(member, Window | Prefix) and isinstance(member.size, tuple):
-            return f"has no kernel for a {type(member).__name__} whose sizes differ by head"
     if problem.q.device.type == "cpu":
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learning(problem)):
             return "has no backward on a CPU, where torch.no_grad() lets it run for checking outputs"
@@ -244,6 +240,7 @@ def read_all(branches: tuple[Branch, ...], scene: Scene, execute: Executor) -> F
 def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor | None]:
     """One softmax over all that a branch reads, and what its top-k (if it has one) selected."""
     fixed: list[FixedBranch] = []
+    by_heads: list[FixedBranch] = []
     sets: list[KeySet] = []
     found: Tensor | None = None
     for member in members(branch):
@@ -260,7 +257,9 @@ def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor 
         elif isinstance(member, Segments):
             fixed.append(member.own)
         elif isinstance(member, FixedBranch):
-            fixed.append(member)
+            (by_heads if differs_by_head(member) else fixed).append(member)
+    if by_heads:
+        sets.insert(0, by_head(by_heads, scene.q.shape[1], scene.q.device))
     if fixed:
         sets.insert(0, Pattern(tuple(fixed)))
     parts = [run(scene.reading(tuple(sets)), scene, execute)]

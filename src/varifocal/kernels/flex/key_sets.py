@@ -6,12 +6,14 @@ the rule by which whole tiles are left out, and, with indices that broadcast, fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import FixedBranch, RandomBlocks, SoftWindow
+from varifocal.equations.branches import Branch, FixedBranch, Prefix, RandomBlocks, SoftWindow, Window
+from varifocal.equations.branches.head_sizes import each_head
 from varifocal.equations.branches.own_block import OwnBlock
 from varifocal.kernels.flex.pair import Pair
 
@@ -51,6 +53,39 @@ def any_allows(branches: tuple[FixedBranch, ...], pair: Pair) -> Tensor:
     for branch in branches[1:]:
         allowed = allowed | branch.allows(pair.query_place, pair.key_place)
     return allowed
+
+
+@dataclass(frozen=True, eq=False)
+class ByHead(KeySet):
+    """The last keys and the first ones, as many as each head has for itself."""
+
+    windows: Tensor
+    """int32 [H]; 0 for none."""
+    prefixes: Tensor
+    """int32 [H]; 0 for none."""
+    sizes: tuple[tuple[int, int], ...]
+    """The same as numbers, a window and a prefix for each head."""
+
+    def holds(self, pair: Pair) -> Tensor:
+        near = pair.position - pair.key < self.windows[pair.head]
+        return near | (pair.key_place < self.prefixes[pair.head])
+
+
+def by_head(branches: Sequence[FixedBranch], heads: int, device: torch.device) -> ByHead:
+    """The union of windows and prefixes whose sizes differ by head."""
+    windows, prefixes = [0] * heads, [0] * heads
+    for branch in branches:
+        assert isinstance(branch, Window | Prefix)
+        assert isinstance(branch.size, tuple)
+        sizes = windows if isinstance(branch, Window) else prefixes
+        sizes[:] = map(max, sizes, each_head(branch.size))
+    near, first = (torch.tensor(one, dtype=torch.int32, device=device) for one in (windows, prefixes))
+    return ByHead(near, first, tuple(zip(windows, prefixes, strict=True)))
+
+
+def differs_by_head(branch: Branch) -> bool:
+    """Whether heads have sizes of their own."""
+    return isinstance(branch, Window | Prefix) and isinstance(branch.size, tuple)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,15 @@ import itertools
 from collections.abc import Sequence
 
 from varifocal.equations.branches import Branch, Causal, FixedBranch, RandomBlocks, Window, members
-from varifocal.kernels.flex.key_sets import Pattern
+from varifocal.kernels.flex.key_sets import Pattern, differs_by_head
 
 
 def fixed_members(branch: Branch) -> tuple[FixedBranch, ...] | None:
-    """The members of a branch that a kernel can tell from positions alone; None if it cannot tell one."""
+    """The members of a branch that a kernel can tell from positions alone, whatever the head; None if not all."""
     found = tuple(
-        member for member in members(branch) if isinstance(member, FixedBranch) and not isinstance(member, RandomBlocks)
+        member
+        for member in members(branch)
+        if isinstance(member, FixedBranch) and not isinstance(member, RandomBlocks) and not differs_by_head(member)
     )
     return found if len(found) == len(members(branch)) else None
 

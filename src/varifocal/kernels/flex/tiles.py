@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from varifocal.equations.branches import FixedBranch, Window
-from varifocal.kernels.flex.key_sets import Drawn, KeySet, Pattern, Selected, Soft
+from varifocal.equations.branches import FixedBranch, Prefix, Window
+from varifocal.kernels.flex.key_sets import ByHead, Drawn, KeySet, Pattern, Selected, Soft
 from varifocal.kernels.flex.pair import Pair
 from varifocal.kernels.flex.reading import Reading
 
@@ -48,19 +48,25 @@ class Tiles:
 
 def make_tiles(reading: Reading, *, at_end: bool, backward: bool) -> Tiles:
     """The tiles of a reading; `at_end` if its queries are known to be the last ones of one document."""
-    patterns = tuple(tile_pattern(member) for member in reading.sets if not isinstance(member, Selected))
+    patterns = tuple(tile_pattern(member) for member in reading.sets if not isinstance(member, Selected | ByHead))
+    by_heads = [member for member in reading.sets if isinstance(member, ByHead)]
     selections = [member for member in reading.sets if isinstance(member, Selected)]
     selected = [selected_tiles(one, reading) for one in selections]
     patterns += tuple(Pattern((one.own,)) for one in selections if one.own is not None)
     # A tile is full only if it follows from positions that every pair of it is read.
     exact = not selections and not any(isinstance(member, Soft) for member in reading.sets)
-    if not selected and at_end and all(isinstance(pattern, Pattern) for pattern in patterns):
+    if not selected and not by_heads and at_end and all(isinstance(pattern, Pattern) for pattern in patterns):
         # Only here do the tiles follow from pattern and lengths alone, so that another call may use them again.
         kept = Kept(fingerprint(patterns), patterns)
         if kept.pattern is not None:
             sizes = (reading.q.shape[2], reading.k.shape[2])
             return kept_tiles(kept, *sizes, exact=exact, backward=backward, device=reading.q.device)
     touched, covered = pattern_tiles(patterns, reading) if patterns else (None, None)
+    for member in by_heads:
+        some, every = head_tiles(member, reading, at_end=at_end)
+        touched = some if touched is None else touched | some
+        # A tile that only both together fill stays one in which every pair is asked.
+        covered = every if covered is None else covered | every
     for found in selected:
         touched = found if touched is None else touched | found
     assert touched is not None
@@ -104,9 +110,37 @@ def fingerprint(patterns: tuple[KeySet, ...]) -> Hashable:
 @functools.lru_cache(maxsize=KEPT)
 def kept_tiles(kept: Kept, queries: int, keys: int, *, exact: bool, backward: bool, device: torch.device) -> Tiles:
     """The tiles of a pattern over the last `queries` of `keys` keys."""
-    position = torch.arange(keys - queries, keys, device=device, dtype=torch.int32)[None]
-    touched, covered = look(kept.sets, position, torch.zeros_like(position), keys)
+    touched, covered = kept_look(kept, queries, keys, device=device)
     return list_tiles(touched, covered if exact else None, backward=backward)
+
+
+def head_tiles(member: ByHead, reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
+    """bool [B, H, R, C] twice: tiles in which some pairs are read, and in which all are; equal heads are seen once."""
+    found = {}
+    for size in set(member.sizes):
+        window, prefix = size
+        inside = (*((Window(window),) if window else ()), *((Prefix(prefix),) if prefix else ()))
+        if not inside:
+            # A head that reads nothing: no tile has a pair of a window that ends before its own key.
+            nothing = pattern_tiles((Pattern((Window(1),)),), reading)[0] & False
+            found[size] = (nothing, nothing)
+        elif at_end:
+            sets = (Pattern(inside),)
+            kept = Kept(fingerprint(sets), sets)
+            some, every = kept_look(kept, reading.q.shape[2], reading.k.shape[2], device=reading.q.device)
+            batch = (reading.q.shape[0], *some.shape[1:])
+            found[size] = (some.expand(batch), every.expand(batch))
+        else:
+            found[size] = pattern_tiles((Pattern(inside),), reading)
+    some, every = (torch.cat([found[size][which] for size in member.sizes], dim=1) for which in (0, 1))
+    return some, every
+
+
+@functools.lru_cache(maxsize=KEPT)
+def kept_look(kept: Kept, queries: int, keys: int, *, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `look` finds for the last `queries` of `keys` keys."""
+    position = torch.arange(keys - queries, keys, device=device, dtype=torch.int32)[None]
+    return look(kept.sets, position, torch.zeros_like(position), keys)
 
 
 def pattern_tiles(patterns: tuple[KeySet, ...], reading: Reading) -> tuple[Tensor, Tensor]:
