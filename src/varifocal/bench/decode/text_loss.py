@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varifocal.data.documents import read_documents
 from varifocal.model import VarifocalForCausalLM
-from varifocal.model.reading import readable
 from varifocal.results.decode_bench import LossOfWeights
 from varifocal.statistics.estimates import estimate, paired_difference
 
@@ -66,22 +66,10 @@ def mean_loss(model: VarifocalForCausalLM, ids: Tensor) -> float:
 
 def beginnings(file: Path, tokenizer: Any, *, length: int) -> Iterator[Tensor]:
     """The first tokens [1, T] of each document that is long enough."""
-    for text in texts_of(file):
+    for text in read_documents(str(file)):
         ids = tokenizer.encode(text)
         step = length if file.suffix != ".parquet" else max(1, len(ids))
         for begin in range(0, len(ids), step):
             piece = ids[begin : begin + length]
             if len(piece) >= FEWEST:
                 yield torch.tensor([piece], dtype=torch.int64)
-
-
-def texts_of(file: Path) -> Iterator[str]:
-    """The documents of a file."""
-    with readable(str(file)):
-        if file.suffix != ".parquet":
-            yield file.read_text(encoding="utf-8")
-            return
-        from pyarrow.parquet import ParquetFile
-
-        for batch in ParquetFile(file).iter_batches(batch_size=64, columns=["text"]):
-            yield from (str(text) for text in batch.column("text").to_pylist() if text)
