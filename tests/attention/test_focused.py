@@ -288,6 +288,7 @@ def test_window_that_is_never_filled_takes_no_room() -> None:
     memory = mechanism.memory()
     x, q, k = torch.randn(1, 100, 10), torch.randn(1, 2, 100, 8), torch.randn(1, 2, 100, 8)
     mechanism(x, q, k, k.clone(), memory=memory)
+    assert isinstance(memory, SplitKeys)
     assert memory.is_split
     assert memory.bytes == 2 * (100 + 4 + 3 - 1 + 4) * 8 * 4
     assert memory.bytes == 2 * 2 * memory.kept(100) * 8 * 4

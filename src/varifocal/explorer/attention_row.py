@@ -14,7 +14,7 @@ from varifocal.model import VarifocalForCausalLM
 
 @dataclass(frozen=True, eq=False)
 class AttentionRow:
-    """Weights [keys] for the keys up to the query's own; `weights` sums to 1."""
+    """Weights [keys] for the keys up to the query's own; `weights` sums to 1, less what a sink logit takes."""
 
     weights: Tensor
     """The mixture of both branches that the gate makes; without a gate, the one branch."""
