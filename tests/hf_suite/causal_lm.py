@@ -44,6 +44,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "head_gated": {"window": 3},
     "context_adaptive": {"window_min": 2, "window_max": 5, "edge": 2, "gate": {"hidden": 3}},
     "local": {"window": 3, "sinks": 1},
+    "focused": {"windows": (None, 3), "sinks": 1},
 }
 """By mechanism, options for which the testers' 7 tokens are a long text."""
 
