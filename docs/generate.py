@@ -30,6 +30,7 @@ from varifocal.report.comparison_tables import (
 )
 from varifocal.report.data_bench import reading_table
 from varifocal.report.decode_bench import loss_sentence, speculation_sentence, speed_table
+from varifocal.report.decode_bench_plot import plot_decode_bench
 from varifocal.report.model_bench import model_table
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.report.retrofit import retrofit_table
@@ -294,6 +295,8 @@ def main() -> None:
         page.write_text(text, encoding="utf-8")
     if measured.exists():
         plot_attention_bench(AttentionBench.read(measured), TOP / "docs/pictures/attention_bench.png")
+    if timed.exists():
+        plot_decode_bench(DecodeBench.read(timed), TOP / "docs/pictures/decode.png")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
 
 
