@@ -90,7 +90,7 @@ def test_loss_of_narrow_weights_and_speculation_are_measured_on_a_text(tmp_path:
 
     words = [f"w{number}" for number in range(96)]
     tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate([*words, "[UNK]"])}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     make_model(initializer_range=0.05).save_pretrained(tmp_path / "model")
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     drawn = torch.randint(0, 96, (400,), generator=torch.Generator().manual_seed(0)).tolist()

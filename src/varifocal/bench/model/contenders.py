@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +90,7 @@ def build(
     return Contender(name, Qwen3ForCausalLM(theirs).to(device).train(), precision)
 
 
-def share_weights(contenders: list[Contender]) -> list[nn.Parameter]:
+def share_weights(contenders: Sequence[Contender]) -> list[nn.Parameter]:
     """Give all contenders the very tensors of the first one's weights; returns every parameter there is, once."""
     first = dict(contenders[0].model.named_parameters())
     for contender in contenders[1:]:
