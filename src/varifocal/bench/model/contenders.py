@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,14 @@ def build(
     return Contender(name, Qwen3ForCausalLM(theirs).to(device).train(), precision)
 
 
-def share_weights(contenders: Sequence[Contender]) -> list[nn.Parameter]:
+class HoldsModel(Protocol):
+    """Whatever is compared: it has a model."""
+
+    @property
+    def model(self) -> Any: ...
+
+
+def share_weights(contenders: Sequence[HoldsModel]) -> list[nn.Parameter]:
     """Give all contenders the very tensors of the first one's weights; returns every parameter there is, once."""
     first = dict(contenders[0].model.named_parameters())
     for contender in contenders[1:]:
