@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from tests.model.models import SIZES, VOCABULARY
+from varifocal import HeadShape, make_mechanism
 from varifocal.cli.main import app
 from varifocal.model import load_model
 from varifocal.results.focus import FocusMap, FocusMeasure
@@ -162,13 +163,18 @@ def test_interrupted_fit_goes_on_as_if_nothing_had_been(
     assert steps == [4, 5, 6]
     assert torch.equal(resumed.scores, whole.scores)
     assert resumed.traces == whole.traces
-    # What another plan left is not taken up.
+    # What a fit of another model or plan left is not taken up.
+    fit_gates(
+        gated_model(source), fit_rows(library, plan.lengths, seed=0, facts=1), plan, state=state, of="another",
+        on_step=lambda step: steps.append(step.step),
+    )  # fmt: skip
+    assert steps[3:] == [1, 2, 3, 4, 5, 6]
     other = FitPlan(way=way, window=6, sinks=2, lengths=(48, 64), steps=6, rate=0.6)
     fit_gates(
         gated_model(source), fit_rows(library, other.lengths, seed=0, facts=1), other, state=state,
         on_step=lambda step: steps.append(step.step),
     )  # fmt: skip
-    assert steps[3:] == [1, 2, 3, 4, 5, 6]
+    assert steps[9:] == [1, 2, 3, 4, 5, 6]
 
 
 def test_calibration_tells_the_error_of_each_head(source: Path, library: Library) -> None:
@@ -225,11 +231,12 @@ def test_maps() -> None:
 def test_budget_of_bytes() -> None:
     sizes = CacheSizes(layers=2, kv_heads=2, head_width=8, bytes_per_number=4, window=6, sinks=2)
     one = 2 * 8 * 4
+    # 7 tokens are kept for the next query, in a room for 11.
     full = ((True, False), (False, False))
-    assert sizes.of_map(full, 100) == one * (100 + 3 * 8)
-    assert sizes.heads_within(one * (100 + 3 * 8), 100) == 1
+    assert sizes.of_map(full, 100) == one * (100 + 3 * 11)
+    assert sizes.heads_within(one * (100 + 3 * 11), 100) == 1
     assert sizes.heads_within(one * 1000, 100) == 4
-    with pytest.raises(ValueError, match=r"a cache of 64 bytes at 100 tokens is less than the 2,048 bytes"):
+    with pytest.raises(ValueError, match=r"a cache of 64 bytes at 100 tokens is less than the 2,816 bytes"):
         sizes.heads_within(one, 100)
 
 
@@ -251,6 +258,18 @@ def test_plans_that_cannot_work_are_refused(options: dict[str, Any], message: st
 def test_one_thing_decides() -> None:
     with pytest.raises(ValueError, match="cannot both decide"):
         Focusing(fit=PLAN, budget=1, accept=0.1)
+    with pytest.raises(ValueError, match="give its steps with --adapt too"):
+        Focusing(fit=PLAN, lora=4)
+
+
+def test_predicted_bytes_are_those_of_a_full_memory() -> None:
+    shape = HeadShape(model_width=16, heads=4, kv_heads=2, head_width=8)
+    memory = make_mechanism("focused", shape, windows=(6, 6), sinks=2).memory()
+    for _ in range(40):
+        token = torch.randn(1, 2, 1, 8)
+        memory.append(torch.randn(1, 1, 16), torch.randn(1, 4, 1, 8), token, token)
+    sizes = CacheSizes(layers=1, kv_heads=2, head_width=8, bytes_per_number=4, window=6, sinks=2)
+    assert memory.bytes == sizes.of_map(((False, False),), 40)
 
 
 OPTIONS = [

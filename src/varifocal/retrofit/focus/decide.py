@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from varifocal.attention.memories.split import HeadGroup
+
 Map = tuple[tuple[bool, ...], ...]
 """By layer and key head, whether it reads everything."""
 
@@ -24,8 +26,9 @@ class CacheSizes:
     sinks: int
 
     def of_head(self, length: int, *, full: bool) -> int:
-        """Bytes of one key head after `length` tokens."""
-        tokens = length if full else min(length, self.window + self.sinks)
+        """Bytes of one key head after `length` tokens, with all the room that a window takes."""
+        room = HeadGroup((), self.window, self.sinks + self.window - 1).room
+        tokens = length if full else min(length, room)
         return 2 * self.head_width * self.bytes_per_number * tokens
 
     def of_map(self, full: Map, length: int) -> int:

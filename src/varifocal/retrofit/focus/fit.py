@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from varifocal.results.files import write_whole
 from varifocal.retrofit.focus.gates import GatedModel
@@ -21,7 +20,6 @@ Way = Literal["distill", "constrain", "calibrate"]
 WAYS: tuple[Way, ...] = ("distill", "constrain", "calibrate")
 TEMPERATURE, STRETCH = 2 / 3, (-0.1, 1.1)
 """Of hard-concrete gates: Louizos et al., arXiv:1712.01312."""
-LOGITS_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +105,7 @@ def fit_gates(
     plan: FitPlan,
     *,
     state: Path | None = None,
+    of: str = "",
     on_step: OnStep = lambda step: None,
 ) -> Fitted:
     """Shares for all key heads, by the ways that train.
@@ -116,6 +115,7 @@ def fit_gates(
         rows: texts, one for each step; the same ones in the same order if a fit is resumed.
         plan: how.
         state: a file that the fit goes on from if it is there, written after each step.
+        of: the model and the texts; what a fit of others left is not taken up.
         on_step: called after each step.
     """
     torch.manual_seed(plan.seed)
@@ -127,7 +127,7 @@ def fit_gates(
     ascent = torch.optim.Adam([multipliers], lr=plan.rate, maximize=True)
     traces: list[tuple[float, ...]] = []
     losses: list[float] = []
-    saved = read_state(state, plan)
+    saved = read_state(state, plan, of)
     if saved is not None:
         with torch.no_grad():
             logits.copy_(torch.tensor(saved["logits"]))
@@ -160,7 +160,7 @@ def fit_gates(
         losses.append(float(loss.detach()))
         if state is not None:
             content = {
-                "plan": plain_plan(plan), "logits": logits.tolist(), "multipliers": multipliers.tolist(),
+                "plan": plain_plan(plan), "of": of, "logits": logits.tolist(), "multipliers": multipliers.tolist(),
                 "optimizer": moments(optimizer), "ascent": moments(ascent), "traces": traces, "losses": losses,
             }  # fmt: skip
             write_whole(state, json.dumps(content) + "\n")
@@ -181,14 +181,8 @@ def distance(gated: GatedModel, row: FitRow, shares: Tensor) -> Tensor:
 def next_token_loss(gated: GatedModel, row: FitRow, shares: Tensor) -> Tensor:
     """The mixed model's own loss, weighted as the row says."""
     states = gated.hidden(row.tokens[None], shares)[0]
-    total = states.new_zeros(())
     weight = row.weight[:-1] / row.weight[:-1].sum()
-    for first in range(0, len(row.tokens) - 1, LOGITS_AT_A_TIME):
-        part = slice(first, min(first + LOGITS_AT_A_TIME, len(row.tokens) - 1))
-        logits = gated.head()(states[part]).float()
-        each = F.cross_entropy(logits, row.tokens[1:][part], reduction="none")
-        total = total + (each * weight[part]).sum()
-    return total
+    return (gated.token_losses(row.tokens, states) * weight).sum()
 
 
 def hard_concrete(logits: Tensor, noise: Tensor) -> Tensor:
@@ -216,15 +210,16 @@ def plain_plan(plan: FitPlan) -> dict[str, Any]:
     return found
 
 
-def read_state(file: Path | None, plan: FitPlan) -> dict[str, Any] | None:
-    """What an interrupted fit of the same plan left; None if there is none, or if it was of another plan."""
+def read_state(file: Path | None, plan: FitPlan, of: str) -> dict[str, Any] | None:
+    """What an interrupted fit of the same plan left; None if there is none, or if it was another fit."""
     if file is None or not file.is_file():
         return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    return content if isinstance(content, dict) and content.get("plan") == plain_plan(plan) else None
+    same = isinstance(content, dict) and (content.get("plan"), content.get("of")) == (plain_plan(plan), of)
+    return content if same else None
 
 
 def moments(optimizer: torch.optim.Adam) -> list[dict[str, Any]]:

@@ -58,6 +58,8 @@ class Focusing:
     def __post_init__(self) -> None:
         if self.budget is not None and self.accept is not None:
             raise ValueError("a budget of bytes and an accepted loss cannot both decide; give one of them")
+        if self.lora is not None and self.adaptation is None:
+            raise ValueError("a rank of adapters is for an adaptation; give its steps with --adapt too")
         if self.accept is not None and not self.accept > 0:
             raise ValueError(f"the accepted rise of the loss must be above 0, got {self.accept:g}")
 
@@ -105,12 +107,13 @@ def fit(
     plan: FitPlan,
     *,
     state: Path | None = None,
+    of: str = "",
     on_step: Callable[[FitStep], None] = lambda step: None,
 ) -> Fitted:
     """Scores of all key heads by the way that the plan names."""
     rows = fit_rows(library, plan.lengths, seed=plan.seed, facts=plan.facts)
     if plan.way != "calibrate":
-        return fit_gates(opened.gated, rows, plan, state=state, on_step=on_step)
+        return fit_gates(opened.gated, rows, plan, state=state, of=of, on_step=on_step)
 
     def said(row: int) -> None:
         on_step(FitStep(row, 0.0, 1.0, torch.empty(0)))
@@ -172,7 +175,7 @@ def focus(
     )
     state = out.with_name(f".{out.name}.fit.json")
     begun = time.perf_counter()
-    fitted = fit(opened, library, plan, state=state, on_step=on_step)
+    fitted = fit(opened, library, plan, state=state, of=f"{source}, {named}", on_step=on_step)
     seconds = time.perf_counter() - begun
     full, decided_by = decide(opened, fitted.scores, wanted, held_out)
     record = FocusMap(

@@ -9,13 +9,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from varifocal.attention.mechanisms import HeadShape
 from varifocal.attention.mechanisms.base import Call, Mechanism, MechanismConfig, two_way
-from varifocal.equations.branches import Branch, Causal, Prefix, Window
+from varifocal.attention.mechanisms.focused import Focused, FocusedConfig
+from varifocal.attention.mechanisms.sinks import with_sinks
+from varifocal.equations.branches import Branch, Causal, Window
 from varifocal.equations.equation import Equation
 from varifocal.model.modeling import VarifocalForCausalLM
 
+LOGITS_AT_A_TIME = 256
+"""Bounds the number of logits that exist at once."""
 Reading = Literal["everything", "mixture", "map"]
 
 
@@ -43,20 +48,12 @@ class FocusGates(Mechanism[FocusGatesConfig]):
 
     def near(self) -> Branch:
         """What a windowed head reads."""
-        window = Window(self.config.window)
-        return window | Prefix(self.config.sinks) if self.config.sinks else window
+        return with_sinks(Window(self.config.window), self.config.sinks)
 
     def mapped(self) -> Branch:
         """What each head reads by the map."""
-        each = self.shape.heads // self.shape.kv_heads
-        full = [self.full[head // each] for head in range(self.shape.heads)]
-        if all(full):
-            return Causal()
-        if not any(full):
-            return self.near()
-        window = Window(tuple(None if one else self.config.window for one in full))
-        sinks = tuple(0 if one else self.config.sinks for one in full)
-        return window | Prefix(sinks) if self.config.sinks else window
+        windows = tuple(None if full else self.config.window for full in self.full)
+        return Focused(FocusedConfig(windows=windows, sinks=self.config.sinks), self.shape).branch
 
     def equation(self, call: Call) -> Equation:
         if self.reading == "everything":
@@ -116,6 +113,14 @@ class GatedModel:
                 gate.shares = one
         states: Tensor = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
         return states
+
+    def token_losses(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """[T - 1]: the loss in nats of every token after the first of tokens [T], from their hidden states [T, C]."""
+        wanted, parts = tokens[1:], []
+        for first in range(0, len(wanted), LOGITS_AT_A_TIME):
+            part = slice(first, min(first + LOGITS_AT_A_TIME, len(wanted)))
+            parts.append(F.cross_entropy(self.head()(states[part]).float(), wanted[part], reduction="none"))
+        return torch.cat(parts)
 
     def head(self) -> nn.Module:
         """What makes logits of hidden states."""

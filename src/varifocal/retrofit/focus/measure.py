@@ -8,12 +8,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from varifocal.retrofit.focus.gates import GatedModel
 from varifocal.retrofit.focus.texts import MEASURED, PLACES, FactRow, Library
-
-LOGITS_AT_A_TIME = 256
 
 
 class FactFound(NamedTuple):
@@ -30,15 +27,7 @@ def loss_by_position(gated: GatedModel, rows: Tensor, *, on_row: Callable[[], No
     found = []
     for row in rows:
         states = gated.hidden(row[None])[0]
-        parts = [
-            F.cross_entropy(
-                gated.head()(states[first : first + LOGITS_AT_A_TIME][: len(row) - 1 - first]).float(),
-                row[1:][first : first + LOGITS_AT_A_TIME],
-                reduction="none",
-            )
-            for first in range(0, len(row) - 1, LOGITS_AT_A_TIME)
-        ]
-        found.append(torch.cat(parts))
+        found.append(gated.token_losses(row, states))
         on_row()
     return torch.stack(found)
 
