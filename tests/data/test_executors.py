@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ fi
 echo "Submitted batch job 7"
 """
 SRUN = """#!/bin/bash
-while [ "$1" != launch_pickled_pipeline ]; do shift; done
+while [ "$1" != 1 ]; do shift; done # srun -l -n 1 command...
+shift
 exec "$@"
 """
 SCONTROL = """#!/bin/bash
@@ -46,7 +46,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("STAND_IN", str(folder))
-    monkeypatch.setenv("PATH", f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    # Without the environment's own commands: whoever calls .venv/bin/varifocal need not have activated it.
+    paths = os.environ["PATH"].split(":")
+    elsewhere = [path for path in paths if not (Path(path) / "launch_pickled_pipeline").exists()]
+    monkeypatch.setenv("PATH", ":".join([str(folder), *elsewhere]))
     return folder
 
 

@@ -6,7 +6,9 @@ import importlib.util
 import inspect
 import io
 import os
+import shlex
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.executor.slurm import SlurmPipelineExecutor
 from datatrove.utils.logging import setup_default_logger
 
 ExecutorName = Literal["local", "slurm", "ray"]
@@ -70,6 +73,25 @@ class LocalExecutor(LocalPipelineExecutor):
             return super()._run_for_rank(rank, local_rank, node_rank)
 
 
+class SlurmExecutor(SlurmPipelineExecutor):
+    """datatrove's Slurm executor, whose jobs run with this Python unless the options name an environment.
+
+    datatrove's jobs call its commands by name, so they end at once where the environment is not activated.
+    """
+
+    env_command: str | None
+    condaenv: str | None
+    venv_path: str | None
+
+    def get_launch_file_contents(self, sbatch_args: dict[str, Any], run_script: str) -> str:
+        if not (self.env_command or self.condaenv or self.venv_path):
+            words = run_script.split(" ")
+            at = next(at for at, word in enumerate(words) if word in ("launch_pickled_pipeline", "merge_stats"))
+            words[at : at + 1] = [shlex.quote(sys.executable), "-m", f"datatrove.tools.{words[at]}"]
+            run_script = " ".join(words)
+        return str(super().get_launch_file_contents(sbatch_args, run_script))
+
+
 def end_with_parent() -> None:
     """End this worker as soon as the process that asked for it is gone, whatever it is doing.
 
@@ -113,22 +135,21 @@ def make_executor(
     if name == "slurm":
         if shutil.which("sbatch") is None:
             raise ValueError("executor 'slurm' submits with sbatch, which is not here; run this on a login node")
-        from datatrove.executor.slurm import SlurmPipelineExecutor as Executor
-
+        kind: type = SlurmExecutor
         required: tuple[str, ...] = ("time", "partition")
     elif name == "ray":
         if importlib.util.find_spec("ray") is None:
             raise ValueError("executor 'ray' needs the package ray; install it with: pip install ray")
-        from datatrove.executor.ray import RayPipelineExecutor as Executor
+        from datatrove.executor.ray import RayPipelineExecutor
 
-        required = ()
+        kind, required = RayPipelineExecutor, ()
     else:
         raise ValueError(f"unknown executor {name!r}; known are {', '.join(EXECUTORS)}")
-    known = [option for option in inspect.signature(Executor).parameters if option not in OWN]
+    known = [option for option in inspect.signature(kind).parameters if option not in OWN]
     for option in options:
         if option not in known:
             raise ValueError(f"executor {name!r} has no option {option!r}; it has {', '.join(known)}")
     for option in required:
         if option not in options:
             raise ValueError(f"executor {name!r} needs {option}; add --executor-option {option}=...")
-    return Executor(pipeline, tasks=tasks, workers=workers, logging_dir=str(state), **options)
+    return kind(pipeline, tasks=tasks, workers=workers, logging_dir=str(state), **options)
