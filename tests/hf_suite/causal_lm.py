@@ -62,6 +62,26 @@ ASKED_FOR_MORE = (
 """Tests that run only where a model promises to take any attention function of transformers; they need less."""
 
 
+def check_what_is_kept(test: Any, batch_size: int, past_key_values: Any, seq_length: int, config: Any) -> None:
+    """Their check of a cache that keeps every token; of others, that windows keep what they need and no more."""
+    if all(layer.memory.keeps_all for layer in past_key_values.layers):
+        CausalLMModelTest._check_past_key_values_for_generate(test, batch_size, past_key_values, seq_length, config)
+        return
+    assert len(past_key_values.layers) == config.num_hidden_layers
+    for layer in past_key_values.layers:
+        memory = layer.memory
+        assert memory.length <= seq_length
+        assert layer.keys.shape == layer.values.shape
+        assert layer.keys.shape[:2] == (batch_size, config.num_key_value_heads)
+        for group, (keys, values) in memory.held_rows():
+            assert keys.length == values.length
+            if group.window is None:
+                assert keys.length == memory.length
+            else:
+                assert keys.length >= min(memory.length, group.kept)
+                assert memory.records_past or keys.length <= group.room
+
+
 def tester(mechanism: str) -> type:
     """What makes the small models of one mechanism."""
     sizes = {"mechanism": mechanism, "mechanism_options": MECHANISMS[mechanism]}
@@ -81,8 +101,12 @@ def suite(mechanism: str) -> type:
     skipped = {name: unittest.skip(reason)(getattr(CausalLMModelTest, name)) for name, reason in NOT_OURS.items()}
     promised = patch.object(model.VarifocalForCausalLM, "_supports_attention_backend", True)
     asked = {name: promised(getattr(CausalLMModelTest, name)) for name in ASKED_FOR_MORE}
-    members = {"model_tester_class": tester(mechanism), "__module__": __name__, **asked, **skipped}
-    return type(f"Test_{mechanism}", (CausalLMModelTest, unittest.TestCase), members)
+    own = {
+        "model_tester_class": tester(mechanism),
+        "_check_past_key_values_for_generate": check_what_is_kept,
+        "__module__": __name__,
+    }
+    return type(f"Test_{mechanism}", (CausalLMModelTest, unittest.TestCase), own | asked | skipped)
 
 
 for each in MECHANISMS:

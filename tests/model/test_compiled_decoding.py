@@ -9,9 +9,9 @@ import torch
 from transformers import CompileConfig, StaticCache
 
 from tests.model.models import VARIANTS, mechanisms, random_tokens, small_model
-from varifocal.model.memory_layer import can_be_compiled
+from varifocal.model.memory_layer import can_be_compiled, keep_all_tokens
 
-COMPILED = ("dense", "head_gated", "context_adaptive", "local")
+COMPILED = ("dense", "head_gated", "context_adaptive", "local", "local window", "focused")
 
 
 def compiled_options() -> dict[str, Any]:
@@ -57,15 +57,33 @@ def test_uncompiled_calls_go_on_from_what_compiled_ones_added() -> None:
     torch._dynamo.reset()
 
 
-def test_mechanisms_that_remember_more_or_less_decode_uncompiled() -> None:
+def test_mechanisms_that_remember_more_decode_uncompiled() -> None:
     not_compiled = {name for name in VARIANTS if not can_be_compiled(mechanisms(small_model(name))[0])}
-    assert not_compiled == {
-        "local window", "context_adaptive window", "combiner", "dynamic_sparse", "dynamic_sparse blocks",
-        "sparse_geometric", "focused", "focused windows",
-    }  # fmt: skip
+    assert not_compiled == {"combiner", "dynamic_sparse", "dynamic_sparse blocks", "sparse_geometric"}
     model, prompt = small_model("combiner"), random_tokens(1, 9)
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
     found = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options, **compiled_options())
     assert torch.equal(found, expected)
     assert not hasattr(model, "_compiled_call")
+
+
+def test_static_cache_keeps_what_windows_forget_only_for_compiled_code() -> None:
+    torch._dynamo.reset()
+    model, tokens = small_model("focused"), random_tokens(1, 48)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        model(tokens[:, :40], past_key_values=cache)
+        assert not keep_all_tokens(cache)
+        with pytest.raises(Exception, match="needs a cache that keeps every token, and this one forgets some"):
+            compiled(tokens[:, 40:41], past_key_values=cache)
+        less = cache.layers[0].bytes
+        cache.reset()
+        assert keep_all_tokens(cache)
+        model(tokens[:, :40], past_key_values=cache)
+        found = [compiled(tokens[:, one : one + 1], past_key_values=cache).logits for one in range(40, 48)]
+        wanted = model(tokens, use_cache=False).logits[:, 40:]
+    assert cache.layers[0].bytes > less
+    torch.testing.assert_close(torch.cat(found, dim=1), wanted, rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()

@@ -85,7 +85,7 @@ class MemoryLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Take in the keys and values [B, G, T, D] of new tokens, and give those that their queries may read."""
         if self.memory is None:
-            self.memory = KeysAndValues() if new is None else new.mechanism.memory()
+            self.memory = self.new_memory(new)
             self.memory.capacity = self.capacity
             self.memory.records_past = self.record_past
         if new is None:
@@ -100,6 +100,10 @@ class MemoryLayer(CacheLayerMixin):
             remembered = self.memory.append(new.x, new.q, key_states, value_states, layout=new.layout)
             new.remembered = remembered
         return remembered.k, remembered.v
+
+    def new_memory(self, new: NewTokens | None) -> Memory:
+        """What holds the first tokens and all that follow."""
+        return KeysAndValues() if new is None else new.mechanism.memory()
 
     def get_seq_length(self) -> int:
         return 0 if self.memory is None else self.memory.length
@@ -185,6 +189,8 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
         """Tokens so far, those that compiled code added included."""
         self.counted = 0
         """The same when uncompiled code last looked."""
+        self.keeps_all = False
+        """Whether every token is kept, also where the mechanism needs fewer: compiled code counts them by places."""
 
     @property
     def memory(self) -> Memory | None:
@@ -201,6 +207,9 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
     def memory(self, memory: Memory | None) -> None:
         self._memory = memory
 
+    def new_memory(self, new: NewTokens | None) -> Memory:
+        return KeysAndValues() if self.keeps_all else super().new_memory(new)
+
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, new: NewTokens | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -215,6 +224,11 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
 
     def add_compiled(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Put new keys and values [B, G, T, D] into their room, and give all of it [B, G, capacity, D]."""
+        if self._memory is not None and not self._memory.keeps_all:
+            raise ValueError(
+                "compiled code needs a cache that keeps every token, and this one forgets some; let generate compile, "
+                "or call varifocal.model.memory_layer.keep_all_tokens with the empty cache"
+            )
         rows = {} if self._memory is None else self._memory.rows
         keys, values = (rows[name].room if name in rows else None for name in ("k", "v"))
         if keys is None or values is None:
@@ -259,9 +273,22 @@ class StaticMemoryLayer(MemoryLayer, StaticLayer):
 
 
 def can_be_compiled(mechanism: Mechanism[Any]) -> bool:
-    """Whether decoding with a static cache can be compiled: all keys and values are kept, and no more is needed."""
-    memory = mechanism.memory()
-    return memory.is_plain and memory.keeps_all
+    """Whether decoding with a static cache can be compiled: keys and values are all that is needed."""
+    return mechanism.memory().is_plain
+
+
+def keep_all_tokens(cache: Cache) -> bool:
+    """Let the layers of a static cache keep every token; False if one of them may have forgotten some."""
+    for layer in cache.layers:
+        if not isinstance(layer, StaticMemoryLayer):
+            continue
+        if layer.memory is not None and layer.memory.length == 0:
+            layer.memory = None
+        if layer.memory is None:
+            layer.keeps_all = True
+        elif not layer.memory.keeps_all:
+            return False
+    return True
 
 
 def standing_of(cache: Cache | None) -> Standing:

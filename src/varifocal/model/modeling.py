@@ -33,7 +33,7 @@ from varifocal.model.head import head_cross_entropy, logits_of
 from varifocal.model.late_logits import LateLogits
 from varifocal.model.layout import documents_of_labels, lay_out_text
 from varifocal.model.loss import IGNORED, next_token_labels
-from varifocal.model.memory_layer import can_be_compiled, insert_padding, note_padding, standing_of
+from varifocal.model.memory_layer import can_be_compiled, insert_padding, keep_all_tokens, note_padding, standing_of
 from varifocal.model.narrow import Narrow, NarrowEmbedding, narrow_linear
 from varifocal.model.outputs import VarifocalCausalLMOutput, VarifocalModelOutput
 from varifocal.model.steps import fed_forward, normed
@@ -421,7 +421,9 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
     def _valid_auto_compile_criteria(self, model_kwargs: dict[str, Any], generation_config: Any) -> bool:
         # What a mechanism remembers besides keys and values grows in ways that would be compiled anew for every token.
         every = all(can_be_compiled(one) for one in self.modules() if isinstance(one, Mechanism))
-        return every and bool(super()._valid_auto_compile_criteria(model_kwargs, generation_config))
+        if not (every and super()._valid_auto_compile_criteria(model_kwargs, generation_config)):
+            return False
+        return keep_all_tokens(model_kwargs["past_key_values"])
 
 
 def summed(losses: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
