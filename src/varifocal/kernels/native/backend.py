@@ -2,6 +2,7 @@
 
 Branches of windows, prefixes and soft windows share one mixture kernel. A top-k is a selection and an attention over
 what was selected; beside windows both share their gradients. Pair-gated scores and segments have kernels of their own.
+Strided keys and random blocks are mixtures too, over keys in another order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import Branch, Causal, Prefix, Segments, SoftWindow, TopK, Window, members
+from varifocal.equations.branches import (
+    Branch,
+    Causal,
+    Prefix,
+    RandomBlocks,
+    Segments,
+    SoftWindow,
+    Strided,
+    TopK,
+    Union,
+    Window,
+    members,
+)
 from varifocal.equations.branches.head_sizes import HeadSizes, each_head
 from varifocal.equations.normalizers import SinkLogit
 from varifocal.equations.problem import (
@@ -41,6 +54,7 @@ from varifocal.kernels.native.mixture import (
 from varifocal.kernels.native.once import transformed
 from varifocal.kernels.native.operator import runs_plainly
 from varifocal.kernels.native.pair_gate import pair_gate
+from varifocal.kernels.native.scattered import ScatteredBranch, attend_scattered
 from varifocal.kernels.native.select import select_blocks, select_exact, update_pooled
 from varifocal.kernels.native.selected import SelectedInputs, selected_forward, selected_inputs
 from varifocal.kernels.native.window_and_top_k import window_and_top_k
@@ -118,7 +132,7 @@ class TopKBranch:
     include_self: bool
 
 
-Kind = MixtureBranch | TopKBranch | Segments
+Kind = MixtureBranch | TopKBranch | ScatteredBranch | Segments
 """What the kernels make of a branch."""
 
 
@@ -174,7 +188,7 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
 
 def kind_of(branch: Branch) -> Kind | None:
     """What the kernels make of a branch; None if they have nothing for it."""
-    return branch if isinstance(branch, Segments) else as_mixture(branch) or as_top_k(branch)
+    return branch if isinstance(branch, Segments) else as_mixture(branch) or as_scattered(branch) or as_top_k(branch)
 
 
 def scale_of(problem: Problem) -> Tensor | float:
@@ -210,11 +224,16 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
         if isinstance(kind, TopKBranch):
             selections[number] = select(problem, kind, scale, weight)
         else:
-            output, logsumexp[number] = attend_segments(
-                problem.q, problem.k, problem.v,
-                queries=kind.queries, length=kind.length, layout=problem.layout, scale=scale,
-                summaries=shortcuts_of(problem).segment_summaries,
-            )  # fmt: skip
+            if isinstance(kind, ScatteredBranch):
+                output, logsumexp[number] = attend_scattered(
+                    problem.q, problem.k, problem.v, branch=kind, layout=problem.layout, scale=scale
+                )
+            else:
+                output, logsumexp[number] = attend_segments(
+                    problem.q, problem.k, problem.v,
+                    queries=kind.queries, length=kind.length, layout=problem.layout, scale=scale,
+                    summaries=shortcuts_of(problem).segment_summaries,
+                )  # fmt: skip
             parts.append(output if weight is None else output * weight[..., None].to(output.dtype))
     if windows:
         mixed = mix(problem, windows, scale)
@@ -305,6 +324,18 @@ def as_mixture(branch: Branch) -> MixtureBranch | None:
     return MixtureBranch(
         window=window, prefix=prefix, width=soft.width, edge=float(soft.edge), limit=min(soft.limit, CAUSAL)
     )
+
+
+def as_scattered(branch: Branch) -> ScatteredBranch | None:
+    """The branch as one kind of scattered keys beside a window and a prefix of all heads; None if it is no such."""
+    found = {member for member in members(branch) if isinstance(member, Strided | RandomBlocks)}
+    others = [member for member in members(branch) if member not in found]
+    if len(found) != 1:
+        return None
+    near = as_mixture(Union(tuple(others))) if others else MixtureBranch()
+    if near is None or near.width is not None or not isinstance(near.window, int) or not isinstance(near.prefix, int):
+        return None
+    return ScatteredBranch(near, found.pop())
 
 
 def sizes_of(sizes: HeadSizes) -> int | Tensor:

@@ -153,14 +153,19 @@ def read(near: MixtureInputs, far: MixtureInputs) -> tuple[Tensor, Tensor, tuple
     """Output [B, H, T, D] and logsumexp [B, H, T, 1] of both parts as one softmax, and what is kept of each part."""
     first, second = mixture_forward(near), mixture_forward(far)
     parts = Part(first.norm, first.logsumexp), Part(second.norm, second.logsumexp)
-    logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
-    if near.save:
-        shares = _shares(torch.stack([part.norm for part in parts]))
-    else:
-        shares = torch.stack([_share(part.logsumexp, logsumexp) for part in parts])
-    output = first.out.mul_(shares[0].to(first.out.dtype))
-    output.add_(second.out.mul_(shares[1].to(second.out.dtype)))
+    norms = torch.stack([part.norm for part in parts]) if near.save else None
+    output, logsumexp = join(first.out, second.out, torch.stack([part.logsumexp for part in parts]), norms)
     return output, logsumexp, parts
+
+
+def join(first: Tensor, second: Tensor, logsumexps: Tensor, norms: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output [B, H, T, D] and logsumexp [B, H, T, 1] of two disjoint parts as one softmax; their outputs are written.
+
+    Both parts' logsumexps are [2, B, H, T, 1], their norms [2, B, H, T, 1, 2] or None.
+    """
+    logsumexp = torch.logaddexp(logsumexps[0], logsumexps[1])
+    shares = torch.stack([_share(part, logsumexp) for part in logsumexps]) if norms is None else shares_of(norms)
+    return first.mul_(shares[0].to(first.dtype)).add_(second.mul_(shares[1].to(second.dtype))), logsumexp
 
 
 def _empty(given: SegmentsInputs) -> SegmentsOutputs:
@@ -197,7 +202,7 @@ def _share(part: Tensor, whole: Tensor) -> Tensor:
     return (part - whole).exp().masked_fill(whole == float("-inf"), 0.0)
 
 
-def _shares(norms: Tensor) -> Tensor:
+def shares_of(norms: Tensor) -> Tensor:
     """The same of both parts [2, B, H, T, 1], from their norms [2, B, H, T, 1, 2]: these lose nothing to rounding."""
     top, factor = norms.unbind(dim=-1)
     top = top.masked_fill(factor == 0, float("-inf"))
@@ -362,7 +367,7 @@ def _backward_kernel(given: SegmentsBackwardInputs) -> SegmentsGradients:
     dsummary_k, dsummary_v = torch.zeros_like(summary_k), torch.zeros_like(summary_v)
     near, far = _near(q, k, v, scale, segments), _far(q, summary_k, summary_v, scale, segments)
     # The near part writes dq, the far part adds to it.
-    shares = _shares(given.norms)
+    shares = shares_of(given.norms)
     for part, to_k, to_v, norm, logsumexp, share, adds in (
         (near, dk, dv, given.norms[0], given.part_logsumexp[0], shares[0], False),
         (far, dsummary_k, dsummary_v, given.norms[1], given.part_logsumexp[1], shares[1], True),
