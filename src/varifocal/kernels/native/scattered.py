@@ -1,8 +1,8 @@
 """Keys scattered over the text beside windows and prefixes, composed of two mixtures.
 
-Strided keys, and blocks that are drawn at random, are neighbours once the keys are put into another order: then they are
-plain ranges, which the mixture kernel reads by tiles. What the windows and prefixes of the same softmax read is left out
-of the ranges, so both parts are disjoint. Joined by their logsumexps they are one softmax over the union,
+Strided keys, and blocks that are drawn at random, are neighbours once the keys are put into another order: then they
+are plain ranges, which the mixture kernel reads by tiles. What the windows and prefixes of the same softmax read is
+left out of the ranges, so both parts are disjoint. Joined by their logsumexps they are one softmax over the union,
 o = sum_m w_m O_m with w_m = exp(lse_m - lse), as in combiner.py.
 """
 
