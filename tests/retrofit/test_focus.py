@@ -47,7 +47,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama with a tokenizer of words."""
     folder = tmp_path_factory.mktemp("source")
     torch.manual_seed(11)
-    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**{**SIZES, "max_position_embeddings": 128})).save_pretrained(folder)
     vocabulary = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -303,12 +303,15 @@ def test_command_fits_saves_and_measures(source: Path, texts: Path, tmp_path: Pa
     assert model.generate(tokens, max_new_tokens=4, do_sample=False).shape == (1, 34)
     said = run(
         "measure", str(out), str(source), "--texts", str(texts), "--length", "64", "--documents", "4",
-        "--questions", "0", "--rivals-at", "0.5", "--json", str(told), "--plot", str(picture),
+        "--questions", "10", "--fact-lengths", "112", "--rivals-at", "0.5", "--curve", "64", "--curve-documents", "4",
+        "--caches", "32,64", "--speed", "40", "--rounds", "1", "--json", str(told), "--plot", str(picture),
     )  # fmt: skip
     assert "layers in turn" in said
     result = FocusMeasure.read(told)
-    assert [row.keep for row in result.rows if row.name == "random"] == [0.5]
-    assert {row.keep for row in result.rows} == {0.5, 0.25, 0.0} | {round(heads / 3) / heads}
+    assert {row.keep for row in result.losses if row.name == "random"} == {0.5}
+    assert {row.keep for row in result.losses} == {1.0, 0.5, 0.25, 0.0} | {round(round(heads / 3) / heads, 4)}
+    assert all(len(row.documents) == 4 for row in result.losses)
+    assert all(len(row.found) == 10 for row in result.facts)
     assert picture.stat().st_size > 1000
     # Nothing of the fit is left beside the model.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "told.json", "told.png"]
@@ -340,7 +343,7 @@ def test_command_decides_by_an_accepted_loss_and_adapts(source: Path, texts: Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--length", "500"), "the model reads 64 tokens|no document has the 500 tokens"),
+        (("--length", "500"), "the model reads 128 tokens|no document has the 500 tokens"),
         (("--cache-bytes", "10"), "is less than the"),
         (("--lora", "0"), "--lora"),
     ],

@@ -1,15 +1,167 @@
-"""What maps of heads cost, as a table."""
+"""What maps of heads cost and save, as tables."""
 
 from __future__ import annotations
 
-from varifocal.results.focus import FocusMeasure
+from collections.abc import Sequence
+
+from varifocal.results.estimates import Difference, Estimate
+from varifocal.results.focus import FocusMeasure, MapFacts, MapLosses, MapSpeed
+from varifocal.statistics.estimates import estimate, paired_difference
+
+DENSE, TRANSFORMERS = "dense", "transformers"
+Table = list[list[str]]
 
 
-def focus_table(result: FocusMeasure) -> list[list[str]]:
-    """A row for each map, with 95 % intervals over documents."""
-    rows = [["heads by", "keep", "loss", "second half", "facts found", "cache at 8192"]]
-    for row in result.rows:
-        losses = [f"{one.mean:+.4f} ± {one.half_width or 0:.4f}" for one in (row.loss, row.far_loss)]
-        found = "" if row.found is None else f"{row.found.mean:.0%} of {row.found.count}"
-        rows.append([row.name, f"{row.keep:.2f}", *losses, found, f"{row.cache.get('8192', 1.0):.2f}"])
-    return rows
+def rise(row: MapLosses, dense: MapLosses, *, half: int | None = None) -> Difference:
+    """The rise of the loss over the dense model's on the same documents; of half 0 or 1 of their text if given."""
+    middle = len(dense.documents[0]) // 2
+    part = {None: slice(None), 0: slice(0, middle), 1: slice(middle, None)}[half]
+
+    def means(those: MapLosses) -> list[float]:
+        return [sum(one[part]) / len(one[part]) for one in those.documents[:count]]
+
+    count = min(len(row.documents), len(dense.documents))
+    return paired_difference(means(row), means(dense))
+
+
+def dense_losses(result: FocusMeasure, texts: str, length: int) -> MapLosses | None:
+    """What the dense model loses on these texts."""
+    return next(
+        (row for row in result.losses if (row.name, row.texts, row.length) == (DENSE, texts, length)),
+        None,
+    )
+
+
+def compared_losses(result: FocusMeasure) -> list[tuple[MapLosses, MapLosses]]:
+    """Every map's losses with the dense model's on the same texts."""
+    found = []
+    for row in result.losses:
+        dense = dense_losses(result, row.texts, row.length)
+        if row.name != DENSE and dense is not None:
+            found.append((row, dense))
+    return found
+
+
+def kept_facts(result: FocusMeasure, row: MapFacts) -> tuple[list[float], list[bool]]:
+    """The depths of the facts that the dense model finds, and whether this map finds them too."""
+    dense = next((one for one in result.facts if (one.name, one.length) == (DENSE, row.length)), None)
+    if dense is None:
+        return [], []
+    both = zip(row.depths, row.found, dense.found, strict=False)
+    known = [(depth, found == "1") for depth, found, first in both if first == "1"]
+    return [depth for depth, _ in known], [found for _, found in known]
+
+
+def facts_of(result: FocusMeasure, name: str, keep: float, *, length: int | None = None) -> Estimate | None:
+    """The share of facts found of those that the dense model finds; None if none was asked for."""
+    found: list[bool] = []
+    for row in result.facts:
+        if (row.name, row.keep) == (name, keep) and length in (None, row.length):
+            found += kept_facts(result, row)[1]
+    return estimate([float(one) for one in found]) if found else None
+
+
+def loss_table(result: FocusMeasure) -> Table:
+    """A row for each map and source of texts, with 95 % intervals over documents."""
+    table = [["heads by", "keep", "texts", "documents", "rise of the loss", "upper end", "second half"]]
+    for row, dense in compared_losses(result):
+        whole, far = rise(row, dense), rise(row, dense, half=1)
+        table.append(
+            [
+                row.name, f"{row.keep:.2f}", f"{row.texts}, {row.length}", str(whole.count), told(whole),
+                f"{whole.mean + (whole.half_width or 0):+.4f}", told(far),
+            ]
+        )  # fmt: skip
+    return table
+
+
+def told(one: Difference) -> str:
+    """A difference with half of its interval."""
+    return f"{one.mean:+.4f} ± {one.half_width or 0:.4f}"
+
+
+def curve_table(result: FocusMeasure) -> Table:
+    """The dense model's own loss by position, for each source of texts and length."""
+    rows = [row for row in result.losses if row.name == DENSE]
+    table = [["texts", "documents", "tokens", "loss"]]
+    for row in rows:
+        parts = len(row.documents[0])
+        for number in range(parts):
+            first, last = (row.length * place // parts for place in (number, number + 1))
+            mean = sum(one[number] for one in row.documents) / len(row.documents)
+            table.append([row.texts, str(len(row.documents)), f"{first} to {last}", f"{mean:.4f}"])
+    return table
+
+
+def fact_table(result: FocusMeasure) -> Table:
+    """Facts found of those that the dense model finds, by length and by fifth of the text."""
+    table = [["heads by", "keep", "tokens", "found", "of", *(f"{part / 5:.1f}" for part in range(5))]]
+    for row in result.facts:
+        if row.name == DENSE:
+            depths, found = list(row.depths), [one == "1" for one in row.found]
+        else:
+            depths, found = kept_facts(result, row)
+        fifths = []
+        for part in range(5):
+            those = [one for depth, one in zip(depths, found, strict=True) if min(4, int(depth * 5)) == part]
+            fifths.append(f"{sum(those)} of {len(those)}")
+        table.append([row.name, f"{row.keep:.2f}", str(row.length), str(sum(found)), str(len(found)), *fifths])
+    return table
+
+
+def cache_table(result: FocusMeasure) -> Table:
+    """Megabytes of the cache and their share of dense, and the footprint of a request."""
+    dense = next((row for row in result.caches if row.name == DENSE), None)
+    if dense is None:
+        return []
+    lengths = list(dense.bytes)
+    table = [["heads by", "keep", *(f"MB at {one}" for one in lengths), *(f"request of {one}" for one in lengths)]]
+    for row in result.caches:
+        sizes = [f"{row.bytes[one] / 1e6:.1f} ({row.bytes[one] / dense.bytes[one]:.2f})" for one in lengths]
+        table.append([row.name, f"{row.keep:.2f}", *sizes, *(f"{row.footprint[one]:.2f}" for one in lengths)])
+    return table
+
+
+def speed_table(result: FocusMeasure) -> Table:
+    """Prefill and decoding beside dense, transformers and what memory gives."""
+    against = ["x dense", "x transformers"]
+    table = [["heads by", "keep", "tokens", "prefill s", *against, "tokens/s", *against, "bound, tokens/s"]]
+    for row in result.speeds:
+        rivals = [speed_of(result, name, row.length) for name in (DENSE, TRANSFORMERS)]
+        prefill = [times(median(one.prefill_seconds) if one else None, median(row.prefill_seconds)) for one in rivals]
+        decode = [times(one.decode_milliseconds if one else None, row.decode_milliseconds) for one in rivals]
+        table.append(
+            [
+                row.name, f"{row.keep:.2f}", str(row.length), f"{median(row.prefill_seconds):.2f}", *prefill,
+                f"{1e3 / row.decode_milliseconds:.1f}", *decode, f"{1e3 / row.bound_milliseconds:.1f}",
+            ]
+        )  # fmt: skip
+    return table
+
+
+def speed_of(result: FocusMeasure, name: str, length: int) -> MapSpeed | None:
+    """The speed of a contender after so many tokens."""
+    return next((one for one in result.speeds if (one.name, one.length) == (name, length)), None)
+
+
+def times(theirs: float | None, ours: float) -> str:
+    """How many times as fast; empty where the other was not timed."""
+    return "" if theirs is None else f"{theirs / ours:.2f}"
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def ruler_table(result: FocusMeasure) -> Table:
+    """RULER's scores, a row for each task and length."""
+    names = list(dict.fromkeys((row.name, row.keep) for row in result.ruler))
+    scores = {(row.task, row.length, row.name, row.keep): row for row in result.ruler}
+    table = [["task", "tokens", "samples", *(f"{name} {keep:.2f}" for name, keep in names)]]
+    for task, length in dict.fromkeys((row.task, row.length) for row in result.ruler):
+        rows = [scores.get((task, length, *one)) for one in names]
+        samples = str(max(row.samples for row in rows if row is not None))
+        table.append([task, str(length), samples, *("" if row is None else f"{row.score:.2f}" for row in rows)])
+    return table

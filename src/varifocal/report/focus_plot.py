@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from varifocal.results.focus import FocusMeasure, FocusRow
+from varifocal.report.focus import compared_losses, facts_of, rise
+from varifocal.results.focus import FocusMeasure
 
 
 def plot_focus(result: FocusMeasure, path: Path) -> None:
@@ -14,28 +15,39 @@ def plot_focus(result: FocusMeasure, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (loss, facts) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
-    end = [row for row in result.rows if row.keep == 0]
-    names = list(dict.fromkeys(row.name for row in result.rows if row.keep > 0))
+    compared = compared_losses(result)
+    sources = list(dict.fromkeys((row.texts, row.length) for row, _ in compared))
+    known = [(row.name, row.keep) for row, _ in compared] + [(row.name, row.keep) for row in result.facts]
+    names = list(dict.fromkeys(name for name, keep in known if 0 < keep < 1))
+    figure, every = pyplot.subplots(
+        1, len(sources) + 1, figsize=(5 * (len(sources) + 1), 4.2), layout="constrained", squeeze=False
+    )
+    *losses, facts = every[0]
     for number, name in enumerate(names):
-        rows: list[FocusRow] = sorted((row for row in result.rows if row.name == name), key=lambda row: row.keep)
-        rows = [*end, *rows]
-        style = {"color": f"C{number}", "marker": "os^D"[number % 4], "markersize": 5, "label": name}
-        loss.errorbar(
-            [row.keep for row in rows], [row.loss.mean for row in rows],
-            yerr=[row.loss.half_width or 0 for row in rows], capsize=3, **style,
-        )  # fmt: skip
-        found = [(row.keep, row.found.mean) for row in rows if row.found is not None]
+        style = {"color": f"C{number}", "marker": "os^Dvx"[number % 6], "markersize": 5, "label": name}
+        for axes, source in zip(losses, sources, strict=True):
+            rises = [
+                (row.keep, rise(row, dense)) for row, dense in compared
+                if (row.texts, row.length) == source and row.name in (name, "all windowed")
+            ]  # fmt: skip
+            rises.sort(key=lambda one: one[0])
+            axes.errorbar(
+                [keep for keep, _ in rises], [one.mean for _, one in rises],
+                yerr=[one.half_width or 0 for _, one in rises], capsize=3, **style,
+            )  # fmt: skip
+        shares = sorted({row.keep for row in result.facts if row.name in (name, "all windowed")})
+        found = [(keep, facts_of(result, name if keep else "all windowed", keep)) for keep in shares]
         if found:
-            facts.plot([keep for keep, _ in found], [share for _, share in found], **style)
-    loss.axhline(0.0, color="black", linewidth=0.8)
-    loss.set_title(f"rise of the loss over dense, nats a token, {result.length} tokens", fontsize=11)
-    facts.set_title("facts found, of those that dense finds", fontsize=11)
+            facts.plot([keep for keep, _ in found], [one.mean if one else None for _, one in found], **style)
+    for axes, (texts, length) in zip(losses, sources, strict=True):
+        axes.axhline(0.0, color="black", linewidth=0.8)
+        axes.set_title(f"rise of the loss, {texts}, {length} tokens", fontsize=10)
+    facts.set_title("facts found, of those that dense finds", fontsize=10)
     facts.set_ylim(-0.03, 1.03)
-    for axes in (loss, facts):
+    for axes in every[0]:
         axes.set_xlabel("share of key heads that read everything")
         axes.grid(alpha=0.3)
-    loss.legend(fontsize=8)
-    figure.suptitle(f"{result.source} on {result.documents} texts of {result.texts}", fontsize=11)
+    every[0][0].legend(fontsize=8)
+    figure.suptitle(result.source, fontsize=11)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from varifocal.results.environment import Environment
-from varifocal.results.estimates import Difference, Estimate
 from varifocal.results.files import FileRecord
 from varifocal.results.record import Record, maybe
 
@@ -56,41 +55,97 @@ class FocusMap(FileRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FocusRow(Record):
-    """One map, measured against the dense model."""
+class MapLosses(Record):
+    """What a map loses on some texts, document by document: differences between maps are paired on the same tokens."""
 
     name: str
-    """How the heads were selected: fitted, random, layers in turn, all windowed."""
+    """How the heads were selected: dense, by a fit, random, layers in turn, all windowed."""
     keep: float
     """The share of key heads that read everything."""
-    loss: Difference
-    """Rise of the loss over the dense model, in nats a token, over documents."""
-    far_loss: Difference
-    """The same in the second half of the texts, where the windows bind most."""
-    found: Estimate | None = maybe()
-    """Facts found, of those that the dense model finds."""
-    found_by_length: dict[str, float] = field(default_factory=dict)
-    found_by_depth: tuple[float | None, ...] | None = maybe()
-    cache: dict[str, float] = field(default_factory=dict)
-    """By length, the bytes of the cache against dense."""
+    texts: str
+    length: int
+    """Tokens of a document."""
+    heads: str
+    """1 for each key head that reads everything, 0 for a windowed one, layer by layer."""
+    documents: tuple[tuple[float, ...], ...]
+    """For each document, the loss in nats a token in equal stretches of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapFacts(Record):
+    """Which of the facts planted into texts a map finds."""
+
+    name: str
+    keep: float
+    length: int
+    heads: str
+    depths: tuple[float, ...]
+    """Where each fact stood, from 0 for the start of the text to 1 for its end."""
+    found: str
+    """1 for each fact that was found, 0 for one that was not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapCache(Record):
+    """The memory of a request, measured on the caches themselves."""
+
+    name: str
+    keep: float
+    heads: str
+    bytes: dict[str, int]
+    """By length of the text, of the whole model's cache."""
+    footprint: dict[str, float]
+    """By length of the prompt: what is alive in each step of a request, summed over its steps, against dense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSpeed(Record):
+    """Speed after a prompt."""
+
+    name: str
+    keep: float
+    length: int
+    """Tokens of the prompt."""
+    prefill_seconds: tuple[float, ...]
+    """Of each round."""
+    decode_milliseconds: float
+    """Of a token; the median over rounds."""
+    decode_spread: float
+    """Half the distance between the quartiles, relative to the median."""
+    bytes_read: int
+    """Weights, and keys and values, that a token must read."""
+    bound_milliseconds: float
+    """What a plain loop over memory takes for as many bytes in the same rounds."""
+    environment: Environment | None = maybe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulerScore(Record):
+    """A task of RULER."""
+
+    name: str
+    keep: float
+    task: str
+    length: int
+    samples: int
+    score: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class FocusMeasure(FileRecord):
-    """A result of `varifocal focus --measure`."""
+    """A result of `varifocal measure`; what is in it is not measured again."""
 
     tag: ClassVar[tuple[str, str]] = ("experiment", "focus")
-    what: ClassVar[str] = "a result of 'varifocal focus --measure'"
+    what: ClassVar[str] = "a result of 'varifocal measure'"
 
     source: str
-    texts: str
-    """What was measured on."""
-    length: int
-    documents: int
-    dense_loss: Estimate
-    dense_curve: tuple[float, ...]
-    """The dense model's own loss in each eighth of the texts."""
-    dense_found: dict[str, float]
-    """By length, the share of facts that the dense model finds."""
-    rows: tuple[FocusRow, ...]
+    window: int
+    sinks: int
+    seed: int
+    """Of the facts and of the random maps."""
+    losses: tuple[MapLosses, ...] = ()
+    facts: tuple[MapFacts, ...] = ()
+    caches: tuple[MapCache, ...] = ()
+    speeds: tuple[MapSpeed, ...] = ()
+    ruler: tuple[RulerScore, ...] = ()
     environment: Environment | None = maybe()

@@ -1,0 +1,1 @@
+"""The speed of focused models, beside the dense ones."""
