@@ -22,6 +22,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bigbird": {"window": 2, "global_tokens": 1, "random_blocks": 1, "block": 2},
     "sparse_transformer": {"stride": 3},
     "focused": {"windows": (None, 3), "sinks": 2},
+    "positional_prior": {"learns_center": True},
+    "relative_position": {"clip": 3, "values": True},
 }
 """For each mechanism, sizes at which 12 tokens are a long text."""
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attention.mechanisms import OPTIONS, small_mechanism, tokens
-from varifocal import conformance
-from varifocal.attention.backends import BACKENDS, LOADED
+from tests.attention.mechanisms import OPTIONS, SHAPE, small_mechanism, tokens
+from varifocal import conformance, make_mechanism
+from varifocal.attention.backends import BACKENDS, LOADED, UnavailableError
 from varifocal.equations.problem import Problem
 from varifocal.kernels.flex import backend as flex
 from varifocal.kernels.flex.backend import attend_flex
@@ -22,12 +22,22 @@ ROUNDING = 1e-10
 """float64: sums of a dozen numbers in another order."""
 
 
+REFUSED = {"relative_position values": "does not know the relative_values"}
+"""Variants that FlexAttention cannot run, with the reason that is given."""
+
+
+UNSERVED = {"relative_position"}
+"""Mechanisms whose small options are among those refused."""
+
+
 @pytest.fixture
 def flex_in_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """backend="flex" with an executor that has gradients on a CPU and takes float64."""
 
     def prepare(problem: Any) -> Any:
         if isinstance(problem, Problem):
+            if (reason := flex.why_not_equation(problem)) is not None:
+                return reason
             return functools.partial(attend_flex, problem, execute=attend_dense)
         return flex.prepare(problem)
 
@@ -35,11 +45,20 @@ def flex_in_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("flex_in_plain_torch")
-@pytest.mark.parametrize("name", conformance.every_variant())
+@pytest.mark.parametrize("name", [name for name in conformance.every_variant() if name not in REFUSED])
 def test_mechanism_keeps_its_promises(name: str) -> None:
     result = conformance.check(name, backend="flex")
     assert result.conforms, str(result)
     assert any(finding.verdict == "kept" for finding in result.findings)
+
+
+@pytest.mark.usefixtures("flex_in_plain_torch")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused(name: str) -> None:
+    variant = conformance.every_variant()[name]
+    mechanism = make_mechanism(variant.mechanism, SHAPE, **variant.options).double()
+    with pytest.raises(UnavailableError, match=f"backend 'flex' {REFUSED[name]}"):
+        mechanism(*tokens(), backend="flex")
 
 
 def run(name: str, backend: str, select: str | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -60,7 +79,11 @@ def run(name: str, backend: str, select: str | None) -> tuple[Tensor, dict[str, 
 @pytest.mark.usefixtures("flex_in_plain_torch")
 @pytest.mark.parametrize(
     ("name", "select"),
-    [*((name, None) for name in OPTIONS), ("context_adaptive", "blocks"), ("dynamic_sparse", "blocks")],
+    [
+        *((name, None) for name in OPTIONS if name not in UNSERVED),
+        ("context_adaptive", "blocks"),
+        ("dynamic_sparse", "blocks"),
+    ],
     ids=str,
 )
 def test_every_parameter_gets_the_reference_s_gradient(name: str, select: str | None) -> None:

@@ -25,6 +25,7 @@ def attend(
     weights: Tensor | None = None,
     score: Score | None = None,
     normalizer: Normalizer | None = None,
+    relative_values: Tensor | None = None,
     documents: Tensor | None = None,
     positions: Tensor | None = None,
     layout: Layout | None = None,
@@ -41,6 +42,7 @@ def attend(
         weights: [B, H, T, M], the weight of each branch; None for a single branch of weight 1.
         score: how a query rates a key; None for Dot(), q.k / sqrt(D).
         normalizer: how scores become weights; None for softmax, or a SinkLogit.
+        relative_values: [N, D], of which row min(x, N - 1) is added to the value of a key at distance x.
         documents: integers [B, S], the document of each key. A document is a run of equal ids; documents do not see
             each other. Negative ids are padding, which sees nothing and is not seen.
         positions: integers [T] or [B, T], the index of each query's own key; None if the queries are the last T of
@@ -57,7 +59,7 @@ def attend(
     else:
         check_heads(q, k, v)
         check_layout(q, k, layout, documents=documents, positions=positions)
-    equation = Equation(as_branches(branches), weights, Dot() if score is None else score, normalizer)
+    equation = Equation(as_branches(branches), weights, Dot() if score is None else score, normalizer, relative_values)
     return evaluate(equation, q, k, v, layout=layout, shortcuts=shortcuts, backend=backend)
 
 
@@ -83,6 +85,7 @@ def evaluate(
         score=equation.score,
         layout=layout,
         normalizer=equation.normalizer,
+        relative_values=equation.relative_values,
         shortcuts=shortcuts,
         wants_logsumexp=wants_logsumexp,
     )

@@ -30,6 +30,12 @@ def check_equation(q: Tensor, k: Tensor, equation: Equation, *, aligned: bool) -
         check_segments(q, branches, score, sizes, aligned=aligned)
     if isinstance(equation.normalizer, SinkLogit):
         check_tensor("sink logits", equation.normalizer.logit, "H", sizes, like=q)
+    if equation.relative_values is not None:
+        check_tensor("relative values", equation.relative_values, "-D", sizes, like=q)
+        if equation.relative_values.shape[0] == 0:
+            raise ValueError("relative values need a row for at least one distance, got none")
+        if any(isinstance(member, Segments) for branch in branches for member in members(branch)):
+            raise ValueError("Segments reads summaries, which lie at no distance; leave relative_values out")
     if weights is not None:
         check_tensor("weights", weights, "BHTM", sizes, like=q)
         check_finite("weights", weights)

@@ -38,6 +38,7 @@ def serves(backend: str, equation: Equation, q: torch.Tensor, k: torch.Tensor, v
     problem = Problem(
         q=q.detach(), k=k.detach(), v=v.detach(), branches=equation.branches, weights=equation.weights,
         score=equation.score, layout=lay_out(q, k, v), normalizer=equation.normalizer,
+        relative_values=equation.relative_values,
     )  # fmt: skip
     return not isinstance(BACKENDS[backend].prepare(problem), str)
 

@@ -26,6 +26,8 @@ class Equation:
     """Dot() if none is given."""
     normalizer: Normalizer | None = None
     """None for softmax."""
+    relative_values: Tensor | None = None
+    """[N, D]: row min(x, N - 1) is added to the value of a key at distance x; None for none."""
     losses: Mapping[str, Tensor] = field(default_factory=dict)
     """Auxiliary losses of whatever made the weights (a gate's z-loss), with their coefficients."""
 
@@ -64,6 +66,8 @@ class Equation:
         values, so that no head's output moves by more than 2 g max |v|. None promises nothing.
         """
         if not self.score.is_neutral() or self.normalizer is not None:
+            return None
+        if self.relative_values is not None and bool((self.relative_values != 0).any()):
             return None
         dense = [branch.reads_everything(place) for branch in self.branches]
         dimensions = max(answer.ndim for answer in dense)

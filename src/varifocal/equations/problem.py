@@ -42,6 +42,8 @@ class Problem:
     layout: Layout
     normalizer: Normalizer | None = None
     """None for softmax."""
+    relative_values: Tensor | None = None
+    """[N, D]: row min(x, N - 1) is added to the value of a key at distance x."""
     shortcuts: Shortcuts | None = None
     wants_logsumexp: bool = True
     """Whether anybody looks at it; if not, a branch whose weights are 0 need not be read at all."""

@@ -69,7 +69,10 @@ def attend_branches(problem: Problem) -> Attended:
     selections: list[Tensor | None] = []
     for number, branch in enumerate(problem.branches):
         reading, selected = read(branch, scene)
-        mean, logsumexp = softmax_mean(reading)
+        probabilities, logsumexp = softmax(reading.scores)
+        mean = probabilities @ reading.values
+        if problem.relative_values is not None:
+            mean = mean + by_distance(probabilities, problem.relative_values.to(mean.dtype), scene.layout)
         if isinstance(problem.normalizer, SinkLogit):
             mean = mean * problem.normalizer.share(logsumexp)[..., None]
         if problem.weights is not None:
@@ -97,24 +100,31 @@ def make_scene(problem: Problem) -> Scene:
     return Scene(q, k, v, score, problem.layout, visible, unseen_key, scores)
 
 
-def softmax_mean(reading: Reading) -> tuple[Tensor, Tensor]:
-    """The mean value [B, H, T, D] under softmax of the scores, and their logsumexp [B, H, T].
+def softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The softmax of scores [B, H, T, K] over the last dimension, and their logsumexp [B, H, T].
 
-    Where nothing is read the mean is 0 and the logsumexp minus infinity, with gradient 0.
+    Where nothing is read all weights are 0 and the logsumexp is minus infinity, with gradient 0.
     """
-    if reading.scores.shape[-1] == 0:
-        empty = reading.scores.sum(dim=-1)
-        return empty[..., None] + reading.values.sum(dim=-2, keepdim=True), empty + NOTHING
+    if scores.shape[-1] == 0:
+        return scores, scores.sum(dim=-1) + NOTHING
     # The shift cancels in the result, so no gradient needs to follow it.
-    highest = reading.scores.detach().amax(dim=-1, keepdim=True)
+    highest = scores.detach().amax(dim=-1, keepdim=True)
     # Minus infinity minus itself would be NaN where nothing is read.
     highest = torch.where(highest == NOTHING, 0.0, highest)
-    exponentials = (reading.scores - highest).exp()
+    exponentials = (scores - highest).exp()
     total = exponentials.sum(dim=-1, keepdim=True)
     nothing = total == 0
     probabilities = exponentials / total.masked_fill(nothing, 1.0)
     logsumexp = (total.masked_fill(nothing, 1.0).log() + highest).masked_fill(nothing, NOTHING)
-    return probabilities @ reading.values, logsumexp.squeeze(-1)
+    return probabilities, logsumexp.squeeze(-1)
+
+
+def by_distance(weights: Tensor, rows: Tensor, layout: Layout) -> Tensor:
+    """What rows [N, D] add, row min(x, N - 1) for each key at distance x, to the mean under weights [B, H, T, S]."""
+    query, key = layout.pair_places()
+    distance = (query - key).clamp(0, rows.shape[0] - 1)[:, None].expand_as(weights)
+    summed = weights.new_zeros(*weights.shape[:3], rows.shape[0]).scatter_add(-1, distance, weights)
+    return summed @ rows
 
 
 def read(branch: Branch, scene: Scene) -> tuple[Reading, Tensor | None]:
@@ -242,7 +252,7 @@ def read_summaries(branch: Segments, scene: Scene) -> Reading:
     width = scene.q.shape[-1]
     summary_query, summary_key = (pool_maximum(part, blocks) for part in (queries, scene.k))
     within = scene.score.rate_blocks(summary_query @ scene.k.mT, head_width=width).masked_fill(~member, NOTHING)
-    values, _ = softmax_mean(Reading(within, scene.v))  # [B, H, N, D]
+    values = softmax(within)[0] @ scene.v  # [B, H, N, D]
     earlier = blocks.earlier(scene.layout)[:, None]
     scores = scene.score.rate_blocks(scene.q @ summary_key.mT, head_width=width).masked_fill(~earlier, NOTHING)
     return Reading(scores, values)

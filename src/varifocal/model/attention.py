@@ -77,6 +77,8 @@ class VarifocalAttention(Qwen3Attention):
     def queries_and_keys(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""
         q, k = self.by_head(self.q_proj(x)), self.by_head(self.k_proj(x))
+        if not self.mechanism.rotates:
+            rotary = torch.ones_like(rotary[0]), torch.zeros_like(rotary[1])
         return normed_and_rotated(self.q_norm, self.k_norm, q, k, rotary)
 
 
@@ -100,10 +102,12 @@ def weights_of_keys(attended: MechanismOutput, q: Tensor, remembered: Remembered
 
 def weights_of_part(part: Part, q: Tensor, layout: Layout) -> Tensor:
     """[B, H, T, S] of heads that keep the same tokens; q is theirs, `layout` that of all S keys."""
+    # What is added to values by their distance is no weight of a key.
+    equation = replace(part.equation, relative_values=None)
     k, sinks = part.remembered.k, part.remembered.sinks
     width, rows, kept = q.shape[3], [], k.shape[2]
     for first in range(0, kept, width):
-        rows.append(evaluate(part.equation, q, k, unit_values(k, first), layout=part.layout).output)  # [B, H, T, D]
+        rows.append(evaluate(equation, q, k, unit_values(k, first), layout=part.layout).output)  # [B, H, T, D]
     weights = torch.cat(rows, dim=-1)[..., :kept]
     forgotten = layout.keys - kept
     found = pad(weights, (forgotten, 0))

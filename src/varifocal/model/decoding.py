@@ -155,10 +155,12 @@ class Decoder:
         """The last layer's output [B, T, C] for the tokens' embeddings; the cache takes their keys and values."""
         batch, tokens, width = hidden.shape
         hidden = hidden.contiguous().clone()
-        cosines, sines = (one.contiguous() for one in rotary)
+        turned = tuple(one.contiguous() for one in rotary)
+        straight = tuple(torch.full_like(one, angle) for one, angle in zip(turned, (1.0, 0.0), strict=True))
         threads = torch.get_num_threads()
         for one in self.layers:
             call = one.layer
+            cosines, sines = turned if one.mechanism.rotates else straight
             call.tokens, call.angles, call.threads = batch * tokens, cosines.shape[0] * cosines.shape[1], threads
             call.cosines, call.sines, call.x = cosines.data_ptr(), sines.data_ptr(), hidden.data_ptr()
             few = tokens * (call.heads // call.kv_heads) <= MOST_QUERIES

@@ -44,6 +44,8 @@ def foreign_share(mechanism: Mechanism[Any], context: int) -> float | None:
     0 promises dense attention up to rounding. A number g above 0 promises (1 - g) dense + g (another convex mean of
     values), so that no head's output moves by more than 2 g max |v|. None promises nothing.
     """
+    if not mechanism.rotates:
+        return None
     place = torch.arange(context)
     # With zero inputs alone, a gate or score that depends on its input would look as if it did not.
     shares = [typical_equation(mechanism, context, seed=seed).foreign_share(place) for seed in (None, 0)]

@@ -237,6 +237,11 @@ class Mechanism(nn.Module, Generic[ConfigT]):
         """How many keys back, its own included, a query ever looks; None if that has no bound."""
         return None
 
+    @property
+    def rotates(self) -> bool:
+        """Whether its queries and keys carry rotary positions; a mechanism with positions of its own may do without."""
+        return True
+
     def reset_parameters(self) -> None:
         """Initialise the mechanism's own parameters, if it has any."""
 

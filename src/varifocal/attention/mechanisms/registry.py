@@ -19,6 +19,8 @@ from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparse
 from varifocal.attention.mechanisms.focused import Focused
 from varifocal.attention.mechanisms.head_gated import HeadGated
 from varifocal.attention.mechanisms.local import Local
+from varifocal.attention.mechanisms.positional_prior import PositionalPrior
+from varifocal.attention.mechanisms.relative_position import RelativePosition
 from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
 from varifocal.attention.mechanisms.sparse_transformer import SparseTransformer
 
@@ -106,7 +108,7 @@ def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
 
 MECHANISMS = Registry((
     *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
-    *(SparseTransformer, Focused),
+    *(SparseTransformer, Focused, PositionalPrior, RelativePosition),
 ))  # fmt: skip
 """All mechanisms by stem."""
 

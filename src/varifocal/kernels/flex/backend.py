@@ -31,7 +31,7 @@ from varifocal.equations.problem import (
     SummaryProblem,
     accumulation_dtype,
 )
-from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
+from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate, Score
 from varifocal.kernels.flex.compiled import attend_compiled
 from varifocal.kernels.flex.joining import Part, join
 from varifocal.kernels.flex.key_sets import Drawn, EarlierSummaries, KeySet, Pattern, Soft, by_head, differs_by_head
@@ -76,24 +76,31 @@ def prepare(problem: Any) -> Callable[[], Any] | str:
 
 def why_not(problem: Problem) -> str | None:
     """Why FlexAttention cannot evaluate a problem, as the end of a sentence; None if it can."""
-    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit):
-        return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
+    if (reason := why_not_equation(problem)) is not None:
+        return reason
     if problem.q.device.type not in ("cuda", "cpu"):
         return f"runs on cuda and cpu tensors, got {problem.q.device}"
     if problem.q.dtype not in TYPES:
         return f"runs float32, bfloat16 and float16, got {problem.q.dtype}"
-    if not isinstance(problem.score, Dot | HeadScale | PairGate):
+    if problem.q.device.type == "cpu":
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learning(problem)):
+            return "has no backward on a CPU, where torch.no_grad() lets it run for checking outputs"
+        if not torch.cpu._is_avx2_supported():
+            return "needs a processor with AVX2, or a GPU"
+    return None
+
+
+def why_not_equation(problem: Problem) -> str | None:
+    """Why FlexAttention cannot evaluate branches, score or normalizer of a problem, on any device."""
+    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit):
+        return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
+    if not isinstance(problem.score, Dot | HeadScale | PairGate | DistanceBias):
         return f"has no kernel for the score {type(problem.score).__name__}"
     if isinstance(problem.score, PairGate) and problem.score.output.shape[1] == 0:
         return "needs a pair network of at least one unit, got none"
     for member in (member for branch in problem.branches for member in members(branch)):
         if not isinstance(member, FixedBranch | SoftWindow | Segments | TopK):
             return f"has no kernel for the branch {type(member).__name__}"
-    if problem.q.device.type == "cpu":
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learning(problem)):
-            return "has no backward on a CPU, where torch.no_grad() lets it run for checking outputs"
-        if not torch.cpu._is_avx2_supported():
-            return "needs a processor with AVX2, or a GPU"
     return None
 
 

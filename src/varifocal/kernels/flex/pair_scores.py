@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from varifocal.equations.scores import Dot, HeadScale, PairGate, Score
+from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate, Score
 from varifocal.kernels.flex.pair import Pair
 
 
@@ -36,6 +36,20 @@ class ScaledByHead(PairScore):
 
     def rate(self, score: Tensor, pair: Pair) -> Tensor:
         return score * self.factor[pair.head, pair.query]
+
+
+@dataclass(frozen=True, eq=False)
+class BiasedPair(PairScore):
+    """A number for the pair's distance is added."""
+
+    table: Tensor
+    """[H, N] or [B, H, T, N]."""
+
+    def rate(self, score: Tensor, pair: Pair) -> Tensor:
+        distance = (pair.position - pair.key).clamp(0, self.table.shape[-1] - 1)
+        if self.table.ndim == 2:
+            return score + self.table[pair.head, distance]
+        return score + self.table[pair.batch, pair.head, pair.query, distance]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +103,8 @@ def pair_score(score: Score, *, head_width: int, queries: int) -> PairScore:
     scale = head_width**-0.5
     if isinstance(score, HeadScale):
         return ScaledByHead(scale, for_every_query(score.scale))
+    if isinstance(score, DistanceBias):
+        return BiasedPair(scale, score.table)
     assert isinstance(score, PairGate)
     units = tuple(
         HiddenUnit(query.contiguous(), key.contiguous(), for_every_query(output))

@@ -54,6 +54,7 @@ from varifocal.kernels.native.mixture import (
 from varifocal.kernels.native.once import transformed
 from varifocal.kernels.native.operator import runs_plainly
 from varifocal.kernels.native.pair_gate import pair_gate
+from varifocal.kernels.native.relative_values import add_relative_values
 from varifocal.kernels.native.scattered import ScatteredBranch, attend_scattered
 from varifocal.kernels.native.select import select_blocks, select_exact, update_pooled
 from varifocal.kernels.native.selected import SelectedInputs, selected_forward, selected_inputs
@@ -61,6 +62,7 @@ from varifocal.kernels.native.window_and_top_k import window_and_top_k
 
 HONOURS = frozenset({
     *("q", "k", "v", "branches", "weights", "score", "layout", "normalizer", "shortcuts", "wants_logsumexp"),
+    "relative_values",
     *("indexer", "selected", "top_k"),
     *("means", "keys", "block", "length"),
 })  # fmt: skip
@@ -168,6 +170,8 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
     if problem.normalizer is not None and not mixes:
         return "has sink logits over branches of windows and prefixes only, without a gate of pairs"
     if isinstance(problem.score, PairGate):
+        if problem.relative_values is not None:
+            return "adds relative values beside plain scores and biases by distance only"
         windows = [kind for kind in kinds if isinstance(kind, MixtureBranch)]
         if not len(kinds) == len(windows) <= MAX_BRANCHES:
             return f"gates pairs over up to {MAX_BRANCHES} branches of windows and prefixes only"
@@ -181,6 +185,13 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         return f"has no kernel for the score {type(problem.score).__name__}"
     if sum(isinstance(kind, MixtureBranch) for kind in kinds) > MAX_BRANCHES:
         return f"mixes at most {MAX_BRANCHES} branches of windows"
+    if problem.relative_values is not None:
+        only = kinds[0]
+        if len(kinds) > 1 or not isinstance(only, MixtureBranch) or problem.normalizer is not None:
+            return "adds relative values to one softmax over a window or every key, without a sink logit"
+        if only.width is not None or not isinstance(only.window, int) or only.prefix != 0:
+            return "adds relative values over one window for all heads, or every key, without a prefix"
+        return partial(attend_with_relative_values, problem, only, problem.relative_values)
     if isinstance(problem.normalizer, SinkLogit):
         return partial(attend_with_sink, problem, kinds, problem.normalizer)  # type: ignore[arg-type]
     return partial(attend_native, problem, kinds)
@@ -281,6 +292,22 @@ def attend_with_sink(problem: Problem, kinds: Sequence[MixtureBranch], sink: Sin
         logsumexps.append(logsumexp.detach())
     assert total is not None
     return Attended(total.to(problem.q.dtype), torch.stack(logsumexps, dim=-1), (None,) * len(kinds))
+
+
+def attend_with_relative_values(problem: Problem, kind: MixtureBranch, rows: Tensor) -> Attended:
+    """One softmax over a window, whose values are moved by their distance."""
+    scale = scale_of(problem)
+    made = mixture_forward(mix(problem, {0: kind}, scale))
+    assert isinstance(kind.window, int)
+    output = add_relative_values(
+        made.out, made.logsumexp[..., 0],
+        q=problem.q, k=problem.k, rows=rows, scale=scale, window=kind.window, layout=problem.layout,
+        table=problem.score.table if isinstance(problem.score, DistanceBias) else None,
+    )  # fmt: skip
+    if problem.weights is not None:
+        # The mixture has weighed its own part already.
+        output = made.out + (output - made.out) * problem.weights.to(output.dtype)
+    return Attended(output, made.logsumexp.detach(), (None,))
 
 
 def attend_plainly(problem: Problem, branches: Sequence[MixtureBranch], scale: Tensor | float) -> Attended | None:

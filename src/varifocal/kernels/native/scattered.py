@@ -235,10 +235,8 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
     """Rows [B, *, S, ...] at index [B, N]: [B, *, N, ...]."""
     if len(index) == 1:
         return rows.index_select(2, index[0])
-    taken = rows.new_empty(*rows.shape[:2], index.shape[1], *rows.shape[3:])
-    for b, one in enumerate(index):
-        torch.index_select(rows[b], 1, one, out=taken[b])
-    return taken
+    taken = [one.index_select(1, at) for one, at in zip(rows, index, strict=True)]
+    return torch.stack(taken) if taken else rows.new_empty(0, rows.shape[1], index.shape[1], *rows.shape[3:])
 
 
 def put(to: Tensor, index: Tensor, rows: Tensor) -> Tensor:
