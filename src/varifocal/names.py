@@ -32,15 +32,15 @@ from varifocal.equations.branches import (
 )
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
-from varifocal.equations.normalizers import SinkLogit
+from varifocal.equations.normalizers import Entmax, SinkLogit
 from varifocal.equations.problem import Attended, Shortcuts
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate, Pairs, Score
 
 __all__ = [
-    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "DistanceBias", "Dot", "Equation", "FixedBranch",
-    "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer", "KeysAndValues", "Layout", "Mechanism",
-    "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs", "Prefix", "RandomBlocks", "Remembered",
-    "Scale", "Score", "Segments", "Shortcuts", "SinkLogit", "SoftWindow", "Strided", "TopK", "Variant", "Window",
-    "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "lay_out", "make_mechanism", "register",
-    "set_gate_warmth", "two_way",
+    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "DistanceBias", "Dot", "Entmax", "Equation",
+    "FixedBranch", "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer", "KeysAndValues",
+    "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs", "Prefix",
+    "RandomBlocks", "Remembered", "Scale", "Score", "Segments", "Shortcuts", "SinkLogit", "SoftWindow", "Strided",
+    "TopK", "Variant", "Window", "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "lay_out",
+    "make_mechanism", "register", "set_gate_warmth", "two_way",
 ]  # fmt: skip

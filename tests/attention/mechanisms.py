@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "focused": {"windows": (None, 3), "sinks": 2},
     "positional_prior": {"learns_center": True},
     "relative_position": {"clip": 3, "values": True},
+    "adaptively_sparse": {},
 }
 """For each mechanism, sizes at which 12 tokens are a long text."""
 

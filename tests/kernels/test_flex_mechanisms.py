@@ -22,11 +22,15 @@ ROUNDING = 1e-10
 """float64: sums of a dozen numbers in another order."""
 
 
-REFUSED = {"relative_position values": "does not know the relative_values"}
+REFUSED = {
+    "relative_position values": "does not know the relative_values",
+    "adaptively_sparse": "has no kernel for the normalizer Entmax",
+    "adaptively_sparse fixed": "has no kernel for the normalizer Entmax",
+}
 """Variants that FlexAttention cannot run, with the reason that is given."""
 
 
-UNSERVED = {"relative_position"}
+UNSERVED = {"relative_position", "adaptively_sparse"}
 """Mechanisms whose small options are among those refused."""
 
 

@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "focused": ("focused", {"windows": (None, 5), "sinks": 2}),
     "focused windows": ("focused", {"windows": (3, 6), "sinks": 1, "sink_logit": True}),
     "positional_prior": ("positional_prior", {"rotary": False}),
+    "adaptively_sparse": ("adaptively_sparse", {}),
     "relative_position": ("relative_position", {"clip": 3, "values": True}),
 }
 """By name: a mechanism and its options."""

@@ -71,6 +71,7 @@ STARTS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "focused windows": ("focused", {"windows": (5,)}, None),
     "positional_prior": ("positional_prior", {}, 0.0),
     "positional_prior, no rotary": ("positional_prior", {"rotary": False}, None),
+    "adaptively_sparse": ("adaptively_sparse", {}, None),
     "relative_position": ("relative_position", {"clip": 3, "values": True}, 0.0),
 }  # fmt: skip
 """By name: a mechanism, its options, and the share that is promised."""

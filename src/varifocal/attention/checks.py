@@ -11,7 +11,7 @@ from torch import Tensor
 from varifocal.equations.branches import Branch, Indexer, Prefix, Segments, SoftWindow, TopK, Union, Window, members
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, repeated_document
-from varifocal.equations.normalizers import SinkLogit
+from varifocal.equations.normalizers import Entmax, SinkLogit
 from varifocal.equations.scores import DistanceBias, HeadScale, PairGate, Score
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -30,6 +30,11 @@ def check_equation(q: Tensor, k: Tensor, equation: Equation, *, aligned: bool) -
         check_segments(q, branches, score, sizes, aligned=aligned)
     if isinstance(equation.normalizer, SinkLogit):
         check_tensor("sink logits", equation.normalizer.logit, "H", sizes, like=q)
+    if isinstance(equation.normalizer, Entmax):
+        check_tensor("entmax's alpha", equation.normalizer.alpha, "H", sizes, like=q)
+        alpha = equation.normalizer.alpha
+        if readable(alpha) and not bool(((alpha > 1) & (alpha <= 2)).all()):
+            raise ValueError(f"entmax's alpha must be above 1 and at most 2 in every head, got {alpha.tolist()}")
     if equation.relative_values is not None:
         check_tensor("relative values", equation.relative_values, "-D", sizes, like=q)
         if equation.relative_values.shape[0] == 0:

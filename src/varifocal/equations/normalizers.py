@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -31,3 +32,69 @@ class SinkLogit(Normalizer):
         # A logit of minus infinity where nothing is read would make NaN of both.
         above = logsumexp.masked_fill(nothing, 0.0) - self.logit.to(logsumexp.dtype)[:, None]
         return above.sigmoid().masked_fill(nothing, 0.0)
+
+
+LEAST_ALPHA = 1.01
+"""The alpha nearest to softmax: below, 1 / (alpha - 1) is a power of hundreds, and nothing of it is told apart."""
+HALVINGS = 12
+NEWTON_STEPS = 60
+"""At the most: f is convex and falls, so that steps from the left never overshoot, and the last ones double digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entmax(Normalizer):
+    """p = [(alpha - 1) s - tau]_+^(1 / (alpha - 1)) with the tau for which the weights of a query sum to 1.
+
+    alpha = 1 would be softmax, 2 is sparsemax; in between, keys that score far below the best have a weight of exactly
+    0. Peters et al., arXiv:1905.05702; a learned alpha for each head: Correia et al., arXiv:1909.00015.
+    """
+
+    alpha: Tensor
+    """[H]: above 1, at most 2."""
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        """The weights of scores [B, H, T, K], minus infinity for what is not read; differentiable in scores and alpha.
+
+        A query that reads nothing has weights of 0.
+        """
+        if scores.shape[-1] == 0:
+            return scores
+        alpha = self.alpha.to(scores.dtype)[:, None, None]
+        unread = scores == float("-inf")
+        z = (alpha - 1) * scores.masked_fill(unread, 0.0)
+        power = 1 / (alpha - 1)
+        with torch.no_grad():
+            tau = threshold(z.masked_fill(unread, float("-inf")), power)
+        base = (z - tau).clamp(min=0).masked_fill(unread, 0.0)
+        # One step of Newton from the solution: it changes nothing, and carries the gradient that tau has as an
+        # implicit function of the scores and of alpha.
+        steepness = (power * base ** (power - 1)).masked_fill(base == 0, 0.0).sum(dim=-1, keepdim=True).detach()
+        excess = (base**power).sum(dim=-1, keepdim=True) - 1
+        tau = tau + excess / steepness.masked_fill(steepness == 0, 1.0)
+        return (z - tau).clamp(min=0).masked_fill(unread, 0.0) ** power
+
+
+def threshold(z: Tensor, power: Tensor) -> Tensor:
+    """tau [..., 1] with sum [z - tau]_+^power = 1, for z [..., K] (minus infinity: not there) and powers of 1 or more.
+
+    Between max z - 1, where the largest alone makes 1, and max z. Halved a few times, then Newton from the left.
+    """
+    highest = z.amax(dim=-1, keepdim=True)
+    highest = torch.where(highest == float("-inf"), 0.0, highest)
+    low, high = highest - 1, highest.clone()
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        above = ((z - middle).clamp(min=0) ** power).sum(dim=-1, keepdim=True) >= 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    tau = low
+    for _ in range(NEWTON_STEPS):
+        base = (z - tau).clamp(min=0)
+        weights = base**power
+        excess = weights.sum(dim=-1, keepdim=True) - 1
+        slope = (power * weights / base).masked_fill(base == 0, 0.0).sum(dim=-1, keepdim=True)
+        moved = torch.where(slope > 0, tau + excess / slope, tau)
+        # To the right only: what goes back is rounding.
+        if not torch.compiler.is_compiling() and not bool((moved > tau).any()):
+            break
+        tau = torch.maximum(moved, tau)
+    return tau

@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from varifocal.attention.mechanisms.adaptively_sparse import AdaptivelySparse
 from varifocal.attention.mechanisms.base import HeadShape, Mechanism, MechanismConfig
 from varifocal.attention.mechanisms.bigbird import BigBird
 from varifocal.attention.mechanisms.combiner import Combiner
@@ -108,7 +109,7 @@ def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
 
 MECHANISMS = Registry((
     *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
-    *(SparseTransformer, Focused, PositionalPrior, RelativePosition),
+    *(SparseTransformer, Focused, PositionalPrior, RelativePosition, AdaptivelySparse),
 ))  # fmt: skip
 """All mechanisms by stem."""
 

@@ -29,7 +29,7 @@ from varifocal.equations.branches import (
     members,
 )
 from varifocal.equations.branches.head_sizes import HeadSizes, each_head
-from varifocal.equations.normalizers import SinkLogit
+from varifocal.equations.normalizers import Entmax, SinkLogit
 from varifocal.equations.problem import (
     Attended,
     DivergenceProblem,
@@ -41,6 +41,7 @@ from varifocal.equations.problem import (
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate
 from varifocal.kernels.native import abi, library
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
+from varifocal.kernels.native.entmax import attend_entmax
 from varifocal.kernels.native.indexer import mean_divergence, why_no_divergence
 from varifocal.kernels.native.inference import mixture_plainly
 from varifocal.kernels.native.mixture import (
@@ -158,7 +159,7 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         return reason
     if not torch.compiler.is_compiling() and transformed():
         return "takes no part in forward-mode derivatives and the transforms of torch.func"
-    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit):
+    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit | Entmax):
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     kinds: list[Kind] = []
     for branch in problem.branches:
@@ -167,6 +168,8 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
             return f"has no kernel for the branch {type_names(branch)}"
         kinds.append(kind)
     mixes = not isinstance(problem.score, PairGate) and all(isinstance(kind, MixtureBranch) for kind in kinds)
+    if isinstance(problem.normalizer, Entmax):
+        return prepare_entmax(problem, kinds, problem.normalizer)
     if problem.normalizer is not None and not mixes:
         return "has sink logits over branches of windows and prefixes only, without a gate of pairs"
     if isinstance(problem.score, PairGate):
@@ -195,6 +198,28 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
     if isinstance(problem.normalizer, SinkLogit):
         return partial(attend_with_sink, problem, kinds, problem.normalizer)  # type: ignore[arg-type]
     return partial(attend_native, problem, kinds)
+
+
+def prepare_entmax(problem: Problem, kinds: Sequence[Kind], entmax: Entmax) -> Callable[[], Attended] | str:
+    """One branch of a window and a prefix under entmax in place of softmax."""
+    only = kinds[0]
+    if len(kinds) > 1 or not isinstance(only, MixtureBranch) or only.width is not None:
+        return "has entmax over one branch of windows and prefixes only"
+    if not isinstance(only.window, int) or not isinstance(only.prefix, int):
+        return "has entmax over windows and prefixes that are the same in all heads only"
+    if not isinstance(problem.score, Dot | HeadScale) or problem.relative_values is not None:
+        return "has entmax of plain scores only, without relative values"
+
+    def run() -> Attended:
+        output, logsumexp = attend_entmax(
+            problem.q, problem.k, problem.v, branch=only, alpha=entmax.alpha, layout=problem.layout,
+            scale=scale_of(problem), wants_logsumexp=problem.wants_logsumexp,
+        )  # fmt: skip
+        if problem.weights is not None:
+            output = output * problem.weights.to(output.dtype)
+        return Attended(output, logsumexp[..., None], (None,))
+
+    return run
 
 
 def kind_of(branch: Branch) -> Kind | None:
