@@ -20,6 +20,7 @@ from varifocal.attention.memories import KeysAndValues, Memory, Remembered
 from varifocal.equations.branches import (
     Branch,
     Causal,
+    Cluster,
     FixedBranch,
     Indexer,
     Prefix,
@@ -37,10 +38,10 @@ from varifocal.equations.problem import Attended, Shortcuts
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate, Pairs, Score
 
 __all__ = [
-    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "DistanceBias", "Dot", "Entmax", "Equation",
-    "FixedBranch", "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer", "KeysAndValues",
-    "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs", "Prefix",
-    "RandomBlocks", "Remembered", "Scale", "Score", "Segments", "Shortcuts", "SinkLogit", "SoftWindow", "Strided",
-    "TopK", "Variant", "Window", "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "lay_out",
-    "make_mechanism", "register", "set_gate_warmth", "two_way",
+    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "Cluster", "DistanceBias", "Dot", "Entmax",
+    "Equation", "FixedBranch", "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer",
+    "KeysAndValues", "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs",
+    "Prefix", "RandomBlocks", "Remembered", "Scale", "Score", "Segments", "Shortcuts", "SinkLogit", "SoftWindow",
+    "Strided", "TopK", "Variant", "Window", "attend", "force_gates", "gate_gradient_norms", "gate_statistics",
+    "lay_out", "make_mechanism", "register", "set_gate_warmth", "two_way",
 ]  # fmt: skip

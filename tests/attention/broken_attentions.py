@@ -27,6 +27,17 @@ def mask_sliced_from_a_global_triangle(q: Tensor, k: Tensor, v: Tensor) -> Tenso
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
+def members_of_the_whole_text(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Routing as public code has it: each centroid takes its 4 nearest tokens of the whole text."""
+    length = k.shape[2]
+    centroids = torch.eye(k.shape[3], dtype=k.dtype)[:3]
+    nearest = (centroids @ k.mT).topk(min(4, length), dim=-1).indices  # [B, G, 3, 4]
+    member = torch.zeros(*k.shape[:2], 3, length, dtype=torch.bool).scatter(-1, nearest, True)
+    together = (member[..., None] & member[..., None, :]).any(dim=2) | torch.eye(length, dtype=torch.bool)
+    mask = together.tril()[:, :, -q.shape[2] :].repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
 def not_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Forgets the mask."""
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)

@@ -158,9 +158,9 @@ def test_branches_are_classified_once_for_each_call(monkeypatch: pytest.MonkeyPa
     seen: list[Any] = []
     original = native.kind_of
 
-    def counted(branch: Any) -> Any:
+    def counted(branch: Any, heads: int) -> Any:
         seen.append(branch)
-        return original(branch)
+        return original(branch, heads)
 
     monkeypatch.setattr(native, "kind_of", counted)
     q, branches = torch.randn(1, 2, 5, 4), (Window(2), TopK())

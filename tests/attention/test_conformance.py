@@ -40,6 +40,8 @@ CAUGHT: list[tuple[Callable[..., Tensor], str, int | None]] = [
     (broken.mask_sliced_from_a_global_triangle, "tokens", None),
     (broken.KeysRotatedTwice(), "tokens", None),
     (broken.not_causal, "future", None),
+    (broken.members_of_the_whole_text, "future", None),
+    (broken.members_of_the_whole_text, "prefix", None),
     (broken.finite_mask_sentinel, "empty", None),
     (broken.ignores_documents, "packed", None),
     (broken.ignores_documents, "padded", None),

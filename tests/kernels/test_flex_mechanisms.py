@@ -26,11 +26,13 @@ REFUSED = {
     "relative_position values": "does not know the relative_values",
     "adaptively_sparse": "has no kernel for the normalizer Entmax",
     "adaptively_sparse fixed": "has no kernel for the normalizer Entmax",
+    "routing": "has no kernel for the branch Cluster",
+    "routing no window": "has no kernel for the branch Cluster",
 }
 """Variants that FlexAttention cannot run, with the reason that is given."""
 
 
-UNSERVED = {"relative_position", "adaptively_sparse"}
+UNSERVED = {"relative_position", "adaptively_sparse", "routing"}
 """Mechanisms whose small options are among those refused."""
 
 

@@ -46,6 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "focused windows": ("focused", {"windows": (3, 6), "sinks": 1, "sink_logit": True}),
     "positional_prior": ("positional_prior", {"rotary": False}),
     "adaptively_sparse": ("adaptively_sparse", {}),
+    "routing": ("routing", {"clusters": 3, "members": 4, "window": 5}),
     "relative_position": ("relative_position", {"clip": 3, "values": True}),
 }
 """By name: a mechanism and its options."""

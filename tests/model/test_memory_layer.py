@@ -37,9 +37,11 @@ OWN_CACHES: dict[str, Callable[[VarifocalConfig], Cache]] = {
 }
 
 PLAIN = [
-    variant for variant in VARIANTS if VARIANTS[variant][0] not in ("dynamic_sparse", "combiner", "sparse_geometric")
+    variant
+    for variant in VARIANTS
+    if VARIANTS[variant][0] not in ("dynamic_sparse", "combiner", "sparse_geometric", "routing")
 ]
-NOT_PLAIN = ["dynamic_sparse", "dynamic_sparse blocks", "combiner", "sparse_geometric"]
+NOT_PLAIN = ["dynamic_sparse", "dynamic_sparse blocks", "combiner", "sparse_geometric", "routing"]
 
 
 def stranger(**changes: Any) -> Qwen3Config:

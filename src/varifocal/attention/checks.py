@@ -8,7 +8,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from varifocal.equations.branches import Branch, Indexer, Prefix, Segments, SoftWindow, TopK, Union, Window, members
+from varifocal.equations.branches import (
+    Branch,
+    Cluster,
+    Indexer,
+    Prefix,
+    Segments,
+    SoftWindow,
+    TopK,
+    Union,
+    Window,
+    members,
+)
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, repeated_document
 from varifocal.equations.normalizers import Entmax, SinkLogit
@@ -120,7 +131,19 @@ def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int
                 check_finite("SoftWindow.width", member.width)
             if isinstance(member, TopK) and member.indexer is not None:
                 check_indexer(q, member.indexer, sizes)
-            if isinstance(member, Window | Prefix):
+            if isinstance(member, Cluster):
+                check_integers("Cluster.clusters", member.clusters, like=q)
+                wanted = (sizes["B"], sizes["S"])
+                if member.clusters.ndim != 3 or (member.clusters.shape[0], member.clusters.shape[2]) != wanted:
+                    raise ValueError(
+                        f"Cluster.clusters must be [B, G, S] with B, S = {wanted}, got {shape(member.clusters)}"
+                    )
+                if member.clusters.shape[1] == 0 or sizes["H"] % member.clusters.shape[1]:
+                    raise ValueError(
+                        f"the {sizes['H']} query heads must be a multiple of the heads of Cluster.clusters, "
+                        f"got {member.clusters.shape[1]}"
+                    )
+            if isinstance(member, Window | Prefix | Cluster):
                 listed = member.size if isinstance(member.size, tuple) else None
                 if listed is not None and len(listed) != sizes["H"]:
                     raise ValueError(

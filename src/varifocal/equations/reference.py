@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from varifocal.equations.blocks import Blocks, make_blocks
-from varifocal.equations.branches import Branch, FixedBranch, Segments, SoftWindow, TopK, members
+from varifocal.equations.branches import Branch, Cluster, FixedBranch, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
 from varifocal.equations.normalizers import Entmax, SinkLogit
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
@@ -158,7 +158,9 @@ def position_log_weight(branch: Branch, scene: Scene) -> Tensor:
     query, key = query[:, None], key[:, None]  # [B, 1, T, 1], [B, 1, T, S]
     if isinstance(branch, SoftWindow):
         return branch.log_weight(query - key, branch.width.to(scene.scores.dtype)[..., None])
-    if isinstance(branch, Segments):
+    if isinstance(branch, Cluster):
+        allowed = branch.allows(scene.layout.position, scene.visible, scene.q.shape[1])
+    elif isinstance(branch, Segments):
         allowed = branch.own.allows(query, key)
     elif isinstance(branch, FixedBranch):
         allowed = branch.allows(query, key)

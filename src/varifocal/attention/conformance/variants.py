@@ -54,6 +54,8 @@ def variant_subject(name: str, bench: Bench, *, backend: str) -> MechanismSubjec
         model_width=bench.model_width, heads=bench.heads, kv_heads=bench.kv_heads, head_width=bench.head_width
     )
     mechanism = make_mechanism(variant.mechanism, shape, **variant.options).to(bench.device, bench.dtype)
+    # What moves by itself while it is trained stands still.
+    mechanism.eval()
     with torch.no_grad():
         for number, parameter in enumerate(mechanism.parameters()):
             parameter.add_(bench.normal(*parameter.shape, draw=200 + number), alpha=0.5)

@@ -22,6 +22,7 @@ from varifocal.attention.mechanisms.head_gated import HeadGated
 from varifocal.attention.mechanisms.local import Local
 from varifocal.attention.mechanisms.positional_prior import PositionalPrior
 from varifocal.attention.mechanisms.relative_position import RelativePosition
+from varifocal.attention.mechanisms.routing import Routing
 from varifocal.attention.mechanisms.sparse_geometric import SparseGeometric
 from varifocal.attention.mechanisms.sparse_transformer import SparseTransformer
 
@@ -110,6 +111,7 @@ def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
 MECHANISMS = Registry((
     *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
     *(SparseTransformer, Focused, PositionalPrior, RelativePosition, AdaptivelySparse),
+    *(Routing,),
 ))  # fmt: skip
 """All mechanisms by stem."""
 

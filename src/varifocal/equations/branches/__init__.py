@@ -2,6 +2,7 @@
 
 from varifocal.equations.branches.base import Branch, FixedBranch, Union, members
 from varifocal.equations.branches.causal import Causal
+from varifocal.equations.branches.cluster import Cluster
 from varifocal.equations.branches.prefix import Prefix
 from varifocal.equations.branches.random_blocks import RandomBlocks
 from varifocal.equations.branches.segments import Segments
@@ -11,6 +12,6 @@ from varifocal.equations.branches.top_k import Indexer, TopK
 from varifocal.equations.branches.window import Window
 
 __all__ = [
-    "Branch", "Causal", "FixedBranch", "Indexer", "Prefix", "RandomBlocks", "Segments", "SoftWindow", "Strided",
-    "TopK", "Union", "Window", "members",
+    "Branch", "Causal", "Cluster", "FixedBranch", "Indexer", "Prefix", "RandomBlocks", "Segments", "SoftWindow",
+    "Strided", "TopK", "Union", "Window", "members",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from torch import Tensor
 from varifocal.equations.branches import (
     Branch,
     Causal,
+    Cluster,
     Prefix,
     RandomBlocks,
     Segments,
@@ -40,6 +41,7 @@ from varifocal.equations.problem import (
 )
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate
 from varifocal.kernels.native import abi, library
+from varifocal.kernels.native.clustered import ClusteredBranch, as_clustered, attend_clustered
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
 from varifocal.kernels.native.entmax import attend_entmax
 from varifocal.kernels.native.indexer import mean_divergence, why_no_divergence
@@ -135,7 +137,7 @@ class TopKBranch:
     include_self: bool
 
 
-Kind = MixtureBranch | TopKBranch | ScatteredBranch | Segments
+Kind = MixtureBranch | TopKBranch | ScatteredBranch | ClusteredBranch | Segments
 """What the kernels make of a branch."""
 
 
@@ -163,7 +165,7 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     kinds: list[Kind] = []
     for branch in problem.branches:
-        kind = kind_of(branch)
+        kind = kind_of(branch, problem.q.shape[1])
         if kind is None:
             return f"has no kernel for the branch {type_names(branch)}"
         kinds.append(kind)
@@ -222,9 +224,11 @@ def prepare_entmax(problem: Problem, kinds: Sequence[Kind], entmax: Entmax) -> C
     return run
 
 
-def kind_of(branch: Branch) -> Kind | None:
+def kind_of(branch: Branch, heads: int) -> Kind | None:
     """What the kernels make of a branch; None if they have nothing for it."""
-    return branch if isinstance(branch, Segments) else as_mixture(branch) or as_scattered(branch) or as_top_k(branch)
+    if isinstance(branch, Segments):
+        return branch
+    return as_mixture(branch) or as_scattered(branch) or as_top_k(branch) or of_clusters(branch, heads)
 
 
 def scale_of(problem: Problem) -> Tensor | float:
@@ -262,6 +266,10 @@ def attend_native(problem: Problem, kinds: Sequence[Kind]) -> Attended:
         else:
             if isinstance(kind, ScatteredBranch):
                 output, logsumexp[number] = attend_scattered(
+                    problem.q, problem.k, problem.v, branch=kind, layout=problem.layout, scale=scale
+                )
+            elif isinstance(kind, ClusteredBranch):
+                output, logsumexp[number] = attend_clustered(
                     problem.q, problem.k, problem.v, branch=kind, layout=problem.layout, scale=scale
                 )
             else:
@@ -388,6 +396,21 @@ def as_scattered(branch: Branch) -> ScatteredBranch | None:
     if near is None or near.width is not None or not isinstance(near.window, int) or not isinstance(near.prefix, int):
         return None
     return ScatteredBranch(near, found.pop())
+
+
+def of_clusters(branch: Branch, heads: int) -> ClusteredBranch | None:
+    """The branch as a cluster, alone or beside the windows of other heads; None if it is anything else."""
+    found = [member for member in members(branch) if isinstance(member, Cluster)]
+    others = [member for member in members(branch) if not isinstance(member, Cluster)]
+    if len(found) != 1 or len(others) > 1:
+        return None
+    windows = [0] * heads
+    if others:
+        near = others[0]
+        if not isinstance(near, Window):
+            return None
+        windows = each_head(near.size) if isinstance(near.size, tuple) else [min(near.size, CAUSAL)] * heads
+    return as_clustered(found[0], tuple(windows))
 
 
 def sizes_of(sizes: HeadSizes) -> int | Tensor:
