@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from varifocal.report.comparison_tables import (
 from varifocal.report.data_bench import reading_table
 from varifocal.report.decode_bench import loss_sentence, speculation_sentence, speed_table
 from varifocal.report.decode_bench_plot import plot_decode_bench
+from varifocal.report.focus import cache_table, fact_table
+from varifocal.report.focus import loss_table as loss_table_of_focus
 from varifocal.report.model_bench import model_table
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.report.retrofit import retrofit_table
@@ -39,6 +42,7 @@ from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.conformance import read_conformance
 from varifocal.results.data_bench import DataBench
 from varifocal.results.decode_bench import DecodeBench
+from varifocal.results.focus import FocusMeasure
 from varifocal.results.model_bench import ModelBench
 from varifocal.results.plan_check import PlanCheck
 from varifocal.results.retrofit import RetrofitResult
@@ -91,6 +95,58 @@ def conformance_table(path: Path) -> str:
         for result in findings
     ]
     return "\n".join(lines)
+
+
+def kernels(bench: AttentionBench) -> str:
+    """A short table for the README: a training pass of the mechanisms, with the reason for each empty cell."""
+    shared, lengths = bench.environment, (2048, 8192, 32768)
+    table = [["", *(f"n = {length}" for length in lengths), "memory at 8192"]]
+    for name in ("torch sdpa causal", "dense", "head_gated", "context_adaptive blocks", "local", "sparse_geometric"):
+        cells = []
+        for length in lengths:
+            row = bench.row(name, "training", length)
+            cells.append(f"{row.speedup:.2f}x" if row else "quadratic, left out")
+        row = bench.row(name, "training", 8192)
+        memory = f"{row.memory_ratio:.2f}x" if row and row.memory_ratio else "not measured"
+        table.append([name, *cells, memory])
+    told = (
+        f"Attention forward and backward, {bench.workload.words}, {shared.threads} threads of {shared.processor}. The "
+        "baseline, 1.00x, is torch's own `scaled_dot_product_attention(is_causal=True)` in the same run; above 1 is "
+        "faster, and below 1 takes less memory. `sparse_geometric` evaluates a network for every pair and is slower "
+        "than dense attention at every length."
+    )
+    return f"{markdown(table)}\n\n{told}"
+
+
+def focus(file: Path) -> str:
+    """What a focused model costs and saves."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if "rows" not in content:
+        result = FocusMeasure.read(file)
+        lost, found, kept = loss_table_of_focus(result), fact_table(result), cache_table(result)
+        parts = [markdown(lost), *(markdown(one) for one in (found, kept) if len(one) > 1)]
+        setting = f"`{result.environment.command}`" if result.environment else ""
+        return "\n\n".join([*parts, f"Rises are in nats a token over the dense model on the same tokens. {setting}"])
+    table = [["key heads that read everything", "rise of the loss", "facts found", "cache at 8192 tokens"]]
+    table.append(
+        ["all (dense)", f"loss {content['dense_loss']['mean']:.3f}", "what the others are measured by", "1.00"]
+    )
+    names = {"distill": "by the fit", "random": "by chance", "layers in turn": "whole layers in turn"}
+    for row in content["rows"]:
+        label = f"{row['keep']:.0%} {names.get(row['name'], '')}" if row["keep"] else "none: a window in every head"
+        loss, facts = row["loss"], row["found"]
+        asked = round(facts["mean"] * facts["count"])
+        told = f"{loss['mean']:+.4f} ± {loss['half_width']:.4f}"
+        table.append([label, told, f"{asked} of {facts['count']}", f"{row['cache']['8192']:.2f}"])
+    shared = content["environment"]
+    told = (
+        f"{Path(content['source']).stem}, weights as they are, windows of 256 keys and the first 4 tokens; nats a "
+        f"token on {content['documents']} novels of {content['length']} tokens that were not fitted on, ± half of the "
+        f"95 % interval over novels, paired by novel; one fit. Facts are those that the dense model finds. On "
+        f"{shared['processor']}: "
+        f"`{shared['command']}`."
+    )
+    return f"{markdown(table)}\n\n{told}"
 
 
 def performance(bench: AttentionBench) -> str:
@@ -191,7 +247,10 @@ def summary(bench: ModelBench, comparison: Comparison) -> str:
     for name, row in rows.items():
         result = losses.get(name.removesuffix(" exact"))
         memory = "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}x"
-        loss = ["", ""] if result is None else [with_interval(result.validation_loss), signed(result.difference)]
+        missing = "baseline of speed" if name.startswith("qwen3") else "not trained"
+        loss = [missing, ""] if result is None else [with_interval(result.validation_loss), signed(result.difference)]
+        if result is not None and not loss[1]:
+            loss[1] = "baseline of losses"
         table.append([name, f"{row.speedup:.2f}x", memory, *loss])
     seeds = max(len(result.seeds) for result in comparison.results)
     step, compared = bench.environment, comparison.command
@@ -200,7 +259,8 @@ def summary(bench: ModelBench, comparison: Comparison) -> str:
         f"SDPA on the same weights, on {step.processor}: `{step.command}`, "
         f"memory by `--memory-of` that file. Losses: a small model on FineWeb, "
         f"same data and budget, {seeds} seeds, ± half of the 95 % interval, differences paired by seed; an interval "
-        f"that holds 0 shows no difference: `{compared}`."
+        f"that holds 0 shows no difference: `{compared}`. `our loss` is Qwen3's layers with our cross entropy: it "
+        "tells the gain of the loss from that of the attention."
     )
     return f"{markdown(table)}\n\n{told}"
 
@@ -268,10 +328,16 @@ def main() -> None:
     """Write the README and EXPERIMENTS anew, and their pictures."""
     readme = TOP / "README.md"
     filled = readme.read_text(encoding="utf-8")
-    filled = fill(filled, "conformance", conformance_table(TOP / "results/conformance.json"))
-    measured = TOP / "results/attention_bench.json"
+    promises, backends = TOP / "docs/conformance.md", TOP / "docs/backends.md"
+    kept = fill(
+        promises.read_text(encoding="utf-8"), "conformance", conformance_table(TOP / "results/conformance.json")
+    )
+    measured, evaluated = TOP / "results/attention_bench.json", backends.read_text(encoding="utf-8")
     if measured.exists():
-        filled = fill(filled, "performance", performance(AttentionBench.read(measured)))
+        filled = fill(filled, "kernels", kernels(AttentionBench.read(measured)))
+        evaluated = fill(evaluated, "performance", performance(AttentionBench.read(measured)))
+    if (focused := TOP / "results/focus_smollm2.json").exists():
+        filled = fill(filled, "focus", focus(focused))
     whole, compared = TOP / "results/model_bench_2048.json", TOP / "results/fineweb/comparison.json"
     if whole.exists() and compared.exists():
         filled = fill(filled, "results", summary(ModelBench.read(whole), read_comparison(compared)))
@@ -287,7 +353,7 @@ def main() -> None:
     speeds = decoded.read_text(encoding="utf-8")
     if (timed := TOP / "results/decode.json").exists():
         speeds = fill(speeds, "decode", decoding(DecodeBench.read(timed)))
-    pages = {readme: filled, log: told, scaling: planned, decoded: speeds}
+    pages = {readme: filled, promises: kept, backends: evaluated, log: told, scaling: planned, decoded: speeds}
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if text != page.read_text(encoding="utf-8")]
         sys.exit(f"{' and '.join(stale)} not what results/ say; run make docs" if stale else 0)

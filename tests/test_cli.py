@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from varifocal.cli.main import app
 
 
 def varifocal(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -229,11 +232,14 @@ def test_table_is_shown_where_unicode_is_not(monkeypatch: pytest.MonkeyPatch) ->
         (("check", "-m", "dense", "--json", "no/such/folder/x.json"), "does not exist; create it first"),
         (("check", "-m", "dense", "--heads", "3", "--kv-heads", "2"), "heads must be a multiple of kv_heads"),
         (("compare", "no/such.toml", "out"), "the config no/such.toml cannot be read: No such file or directory"),
-        (("compare", "configs/demo.toml", "out", "--seeds", "1,x"), "seeds must be whole numbers separated by commas"),
-        (("compare", "configs/demo.toml", "out", "--set", "run.seed=1"), "run.seed is what a comparison varies"),
-        (("report", "no/such/run"), "no/such/run does not exist; give the folder of a run or of a comparison"),
+        (
+            ("compare", "configs/compare.toml", "out", "--seeds", "1,x"),
+            "seeds must be whole numbers separated by commas",
+        ),
+        (("compare", "configs/compare.toml", "out", "--set", "run.seed=1"), "run.seed is what a comparison varies"),
+        (("report", "no/such/run"), "no/such/run does not exist; give the folder of a run, of a comparison or of"),
         (("ablate",), "ablate needs a CONFIG and a folder OUT; 'varifocal ablate --list' shows the ablations"),
-        (("ablate", "configs/demo.toml", "out", "-a", "hybrd"), "unknown ablation 'hybrd' (did you mean 'hybrid'?)"),
+        (("ablate", "configs/compare.toml", "out", "-a", "hybrd"), "unknown ablation 'hybrd' (did you mean 'hybrid'?)"),
     ],
 )
 def test_mistake_ends_with_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
@@ -241,3 +247,33 @@ def test_mistake_ends_with_one_sentence(arguments: tuple[str, ...], sentence: st
     assert result.returncode == 2
     assert sentence in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["train", "data prepare", "explore", "generate"])
+def test_help_shows_examples_by_line_and_no_value_of_a_flag(verb: str) -> None:
+    said = CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": "100", "TERM": "dumb"}).output
+    assert "<bool>" not in said
+    assert "\b" not in said
+    lines = said.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.strip() == "Examples")
+    assert lines[first + 1].strip().startswith(("varifocal ", "torchrun "))
+    assert max(len(line) for line in lines) <= 100
+
+
+def test_plan_fits_a_hundred_columns_and_tells_what_compiling_brings() -> None:
+    said = CliRunner().invoke(app, ["plan", "--gpu", "a100", "--tokens", "1B"], env={"COLUMNS": "100"}).output
+    tables = [line.rstrip() for line in said.splitlines() if line.startswith(" ")]
+    assert max(map(len, tables)) <= 100
+    assert "compiled by torch.compile" in said
+
+
+def test_train_takes_a_text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text("\n\n".join(f"Line {number} tells of {number * 7 % 13}." * 5 for number in range(300)))
+    few = ["--set", "optimization.steps=2", "--set", "optimization.length=64", "--set", "validation.tokens=256"]
+    done = CliRunner().invoke(app, ["train", "my.txt", *few], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "runs/my/model/config.json").is_file()
+    Path("short.txt").write_text("too short")
+    with pytest.raises(ValueError, match=r"short.txt has 9 bytes"):
+        CliRunner().invoke(app, ["train", "short.txt"], catch_exceptions=False)

@@ -252,7 +252,9 @@ QWEN = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "
 def test_retrofit_starts_as_the_model_it_was(tmp_path: Path) -> None:
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**{name: SIZES[name] for name in QWEN})).save_pretrained(tmp_path / "qwen")
-    said = command("retrofit", tmp_path / "qwen", tmp_path / "new", "-m", STEM, "-o", "near=5", "--context", CONTEXT)
+    said = command(
+        "retrofit", tmp_path / "qwen", tmp_path / "new", "-m", STEM, "--option", "near=5", "--context", CONTEXT
+    )
     assert (
         f"starts as dense attention but for a share of 6.1e-06 of every head's output, on texts of up to {CONTEXT}"
         in said
@@ -348,7 +350,7 @@ def test_what_it_reads_is_analyzed(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_text_is_generated(trained: Trained) -> None:
-    assert f"({STEM})" in command("generate", trained.model, "k1", "--tokens", 4, "--temperature", 0)
+    assert f"({STEM})" in command("generate", trained.model, "k1", "--new-tokens", 4, "--temperature", 0)
 
 
 def test_page_answers_for_its_model(trained: Trained) -> None:

@@ -26,7 +26,7 @@ def generate(
     model: str, prompt: bytes, *, given: bytes = b"", environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     words: list[str | bytes] = [sys.executable, "-c", PROGRAM, "generate", model, prompt]
-    words += ["--tokens", "2", "--temperature", "0"]
+    words += ["--new-tokens", "2", "--temperature", "0"]
     return subprocess.run(words, input=given, capture_output=True, env=os.environ | (environment or {}))
 
 

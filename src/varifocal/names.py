@@ -1,6 +1,7 @@
 """The public names of varifocal and where they live; `varifocal` itself loads them when one is first asked for."""
 
 from varifocal.attention.attend import attend, lay_out
+from varifocal.attention.backends import ReferenceWarning
 from varifocal.attention.forced_gates import force_gates
 from varifocal.attention.gate_metrics import GateStatistics, gate_gradient_norms, gate_statistics
 from varifocal.attention.gates import Gate, GateConfig, set_gate_warmth
@@ -41,7 +42,7 @@ __all__ = [
     "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "Cluster", "DistanceBias", "Dot", "Entmax",
     "Equation", "FixedBranch", "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer",
     "KeysAndValues", "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs",
-    "Prefix", "RandomBlocks", "Remembered", "Scale", "Score", "Segments", "Shortcuts", "SinkLogit", "SoftWindow",
-    "Strided", "TopK", "Variant", "Window", "attend", "force_gates", "gate_gradient_norms", "gate_statistics",
-    "lay_out", "make_mechanism", "register", "set_gate_warmth", "two_way",
+    "Prefix", "RandomBlocks", "ReferenceWarning", "Remembered", "Scale", "Score", "Segments", "Shortcuts", "SinkLogit",
+    "SoftWindow", "Strided", "TopK", "Variant", "Window", "attend", "force_gates", "gate_gradient_norms",
+    "gate_statistics", "lay_out", "make_mechanism", "register", "set_gate_warmth", "two_way",
 ]  # fmt: skip

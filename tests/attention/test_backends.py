@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from varifocal import Causal, Dot, TopK, Window, attend
+from varifocal import Causal, Dot, FixedBranch, ReferenceWarning, TopK, Window, attend
 from varifocal.attention.attend import lay_out
 from varifocal.attention.backends import BACKENDS, LOADED, UnavailableError, is_loaded, prepare, used_parts
 from varifocal.equations.branches.own_block import OwnBlock
@@ -209,3 +209,25 @@ def test_backends_are_imported_when_they_are_first_asked_for() -> None:
     ran = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == ""
+
+
+@dataclass(frozen=True)
+class EvenKeys(FixedBranch):
+    """A branch of one's own, without a kernel."""
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key % 2 == 0) | (key == query)
+
+
+def test_reference_for_a_large_problem_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("varifocal.attention.backends.WARNED", set())
+    monkeypatch.setattr("varifocal.attention.backends.MANY_PAIRS", 4 * 64 * 64)
+    q, k = torch.randn(1, 4, 64, 8), torch.randn(1, 2, 64, 8)
+    with pytest.warns(ReferenceWarning, match=r"writes out all 64 x 64 scores of 4 heads"):
+        attend(q, k, k, branches=EvenKeys())
+    # Warnings are errors in these tests: none the second time, for what is small, for a token alone, or by name.
+    attend(q, k, k, branches=EvenKeys())
+    monkeypatch.setattr("varifocal.attention.backends.WARNED", set())
+    attend(q[:, :, :63], k[:, :, :63], k[:, :, :63], branches=EvenKeys())
+    attend(q[:, :, -1:], k, k, branches=EvenKeys())
+    attend(q, k, k, branches=EvenKeys(), backend="reference")

@@ -36,7 +36,7 @@ def test_command_writes_a_row_for_each_and_a_picture(tmp_path: Path) -> None:
     names = ("transformers", "dense", "local", "dense int8")
     words += [word for name in names for word in ("-c", name)]
     files = ["--json", str(tmp_path / "r.json"), "--plot", str(tmp_path / "r.png")]
-    answer = CliRunner().invoke(app, [*words, "--rounds", "2", "--tokens", "2", *files], catch_exceptions=False)
+    answer = CliRunner().invoke(app, [*words, "--rounds", "2", "--new-tokens", "2", *files], catch_exceptions=False)
     assert answer.exit_code == 0
     bench = DecodeBench.read(tmp_path / "r.json")
     assert {(row.name, row.context, row.texts) for row in bench.rows} == {

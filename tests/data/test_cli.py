@@ -77,7 +77,10 @@ def test_bench_data_makes_its_own_when_none_is_given() -> None:
         (("data", "prepare", "sotu", "out", "--splits", "1/2"), "splits are three numbers such as 80/10/10"),
         (("data", "prepare", "sotu", "out", "--invalid", "drop"), "invalid must be 'error' or 'replace', got 'drop'"),
         (("data", "prepare", "sotu", "out", "--executor", "cloud"), "unknown executor 'cloud'; known are local, slurm"),
-        (("data", "prepare", "sotu", "out", "-o", "time"), "an executor option is written NAME=VALUE, got 'time'"),
+        (
+            ("data", "prepare", "sotu", "out", "--executor-option", "time"),
+            "an executor option is written NAME=VALUE, got 'time'",
+        ),
         (("data", "inspect", "nowhere"), "nowhere holds no manifest.json"),
         (("data", "probe", "out", "--distances", "a"), "distances must be whole numbers"),
         (("bench", "data", "nowhere"), "nowhere holds no manifest.json"),

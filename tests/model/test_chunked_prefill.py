@@ -69,7 +69,7 @@ def test_the_command_reads_long_prompts_in_parts(tmp_path: Path, monkeypatch: py
     small_model("local").save_pretrained(tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     prompt = " ".join(words[:40])
-    words_given = ["generate", str(tmp_path), prompt, "--temperature", "0", "--tokens", "6"]
+    words_given = ["generate", str(tmp_path), prompt, "--temperature", "0", "--new-tokens", "6"]
     at_once = CliRunner().invoke(app, words_given, catch_exceptions=False).stdout
     given: list[Any] = []
     original = VarifocalForCausalLM.generate

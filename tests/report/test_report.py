@@ -364,7 +364,10 @@ def test_page_goes_into_the_folder_by_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda path: path / "nowhere", "does not exist; give the folder of a run or of a comparison"),
+        (
+            lambda path: path / "nowhere",
+            "does not exist; give the folder of a run, of a comparison or of a focused model",
+        ),
         (lambda path: path, "is neither a run nor a comparison"),
         (lambda path: written(path / "comparison.json", "{}"), "is not a result of 'varifocal compare'"),
         (

@@ -200,8 +200,9 @@ def varifocal(*arguments: object) -> subprocess.CompletedProcess[str]:
 def test_command_measures_adapts_and_saves(source: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     result = varifocal(
-        "retrofit", source, tmp_path / "out", "-m", "head_gated", "-o", "window=4", "-o", "gate.kind=mlp", "--context",
-        CONTEXT, "--text", tmp_path / "text.txt", "--adapt", 2, "--threads", 1, "--json", tmp_path / "result.json",
+        "retrofit", source, tmp_path / "out", "-m", "head_gated", "--option", "window=4", "--option", "gate.kind=mlp",
+        "--context", CONTEXT, "--text", tmp_path / "text.txt", "--adapt", 2, "--threads", 1,
+        "--json", tmp_path / "result.json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "a share of 6.1e-06" in result.stdout
@@ -215,8 +216,8 @@ def test_command_measures_adapts_and_saves(source: Path, tmp_path: Path) -> None
     ("arguments", "sentence"),
     [
         (("-m", "hed_gated"), "unknown mechanism 'hed_gated' (did you mean 'head_gated'?)"),
-        (("-m", "local", "-o", "windw=3"), "has no option 'windw' (did you mean 'window'?)"),
-        (("-m", "local", "-o", "window"), "an option is given as name=value"),
+        (("-m", "local", "--option", "windw=3"), "has no option 'windw' (did you mean 'window'?)"),
+        (("-m", "local", "--option", "window"), "an option is given as name=value"),
         (("-m", "local", "--adapt", "3"), "--adapt 3 needs a text to train on"),
         (("-m", "local", "--text", "nowhere.txt"), "nowhere.txt does not exist"),
     ],

@@ -8,6 +8,7 @@ A part that a backend does not list is never ignored: where a problem makes use 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Protocol, cast
@@ -105,6 +106,35 @@ BACKENDS: dict[str, Backend] = {
 """In the order in which "auto" tries them."""
 
 
+class ReferenceWarning(UserWarning):
+    """ "auto" took the reference for a problem whose scores of all pairs take much memory and time."""
+
+
+MANY_PAIRS = 1 << 24
+"""Pairs of query and key, over all heads: their scores take 64 MB in float32."""
+WARNED: set[str] = set()
+"""Reasons that were told already."""
+
+
+def warn_of_reference(problem: Any, reason: str) -> None:
+    """Say once, for each reason, that the reference runs a large problem, and what that costs."""
+    if not isinstance(problem, Problem) or torch.compiler.is_compiling() or reason in WARNED:
+        return
+    batch, heads, queries, _ = problem.q.shape
+    keys = problem.k.shape[2]
+    if queries == 1 or batch * heads * queries * keys < MANY_PAIRS:
+        return
+    WARNED.add(reason)
+    size = batch * heads * queries * keys * max(4, problem.q.element_size()) / 1e6
+    warnings.warn(
+        f"the reference computes this attention, because backend 'native' {reason}; it writes out all "
+        f"{queries:,} x {keys:,} scores of {batch * heads} heads, {size:,.0f} MB each time, and is many times slower "
+        "than a kernel; backend='reference' says that this is meant",
+        ReferenceWarning,
+        stacklevel=2,
+    )
+
+
 class UnavailableError(ValueError):
     """The backend that was asked for by name, or every backend, cannot run the problem; the message says why."""
 
@@ -126,6 +156,8 @@ def prepare(name: str, problem: Any, *, device: str) -> Run:
             if backend.volunteers_on is None or device in backend.volunteers_on:
                 run = backend.prepare(problem)
                 if not isinstance(run, str):
+                    if backend.name == "reference" and device == "cpu" and reasons:
+                        warn_of_reference(problem, reasons[0][1])
                     return run
                 reasons.append((backend.name, run))
         told = "; ".join(f"backend {tried!r} {reason}" for tried, reason in reasons)

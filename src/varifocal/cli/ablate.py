@@ -39,9 +39,9 @@ def ablate(
 
       varifocal ablate --list
 
-      varifocal ablate configs/demo.toml runs/gates -a head_gated.no_gate -a head_gated.static_gate --seeds 0,1,2
+      varifocal ablate configs/compare.toml runs/gates -a head_gated.no_gate -a head_gated.static_gate --seeds 0,1,2
 
-      varifocal ablate configs/demo.toml runs/asga -a sparse_geometric
+      varifocal ablate configs/compare.toml runs/asga -a sparse_geometric
     """
     if list_:
         print_ablations()

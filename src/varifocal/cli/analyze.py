@@ -52,8 +52,8 @@ def analyze(
     comparisons. `varifocal report` shows everything on a page.
 
     \b
-    varifocal analyze runs/demo/cells/head_gated-seed0/model --data runs/demo/data
-    varifocal analyze runs/demo/cells/dense-seed0 --data runs/demo/data --window 64
+    varifocal analyze runs/compare/cells/head_gated-seed0/model --data runs/compare/data
+    varifocal analyze runs/compare/cells/dense-seed0 --data runs/compare/data --window 64
     varifocal analyze Qwen/Qwen3-0.6B --data data/fineweb-qwen --length 2048 -o qwen.json
     """
     from varifocal.analysis.analyze import AnalysisPlan

@@ -10,10 +10,11 @@ from varifocal.cli.bench_decode import decode
 from varifocal.cli.bench_model import model
 from varifocal.cli.bench_plan import plan
 from varifocal.cli.bench_training import training
+from varifocal.cli.verb import Verb
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
 for benchmark in (model, decode, training, plan, attention, data):
-    bench.command()(benchmark)
+    bench.command(cls=Verb)(benchmark)
 
 
 @bench.callback()

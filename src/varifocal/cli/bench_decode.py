@@ -56,7 +56,7 @@ def decode(
     contexts: Contexts = "128,2048,8000",
     contender: Contenders = None,
     rows: Texts = "1",
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens that each decodes in a round.")] = 4,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens that each decodes in a round.")] = 4,
     rounds: Rounds = 10,
     prompt: Prompt = 2048,
     llama_python: LlamaPython = None,
@@ -86,8 +86,8 @@ def decode(
 
     plan = Plan(
         source=source, contexts=parse_lengths(contexts), texts=parse_lengths(rows),
-        names=tuple(contender or ()) or None, rounds=rounds, tokens=tokens, prompt=prompt, llama_python=llama_python,
-        text=text, documents=documents, length=length,
+        names=tuple(contender or ()) or None, rounds=rounds, tokens=new_tokens, prompt=prompt,
+        llama_python=llama_python, text=text, documents=documents, length=length,
     )  # fmt: skip
     use_threads(threads)
     with progress_bar() as bar:

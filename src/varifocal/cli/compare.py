@@ -39,11 +39,11 @@ def compare(config: Config, out: Out, set_: Settings = None, seeds: Seeds = None
 
     [bold]Examples[/bold]
 
-      varifocal compare configs/demo.toml runs/demo
+      varifocal compare configs/compare.toml runs/compare
 
       varifocal compare configs/cpu/compare_fineweb.toml runs/fineweb --workers 2 --set run.threads=1
 
-      varifocal compare configs/demo.toml runs/longer --set optimization.steps=2000 --seeds 0,1,2
+      varifocal compare configs/compare.toml runs/longer --set optimization.steps=2000 --seeds 0,1,2
     """
     require_packages()
     from varifocal.experiments.comparison_plan import load_plan
@@ -74,6 +74,7 @@ def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
         console.print(f"\nwritten to {out}: comparison.md, comparison.json, curves.png, cells/", soft_wrap=True)
         if len(plan.seeds) == 1:
             console.print("next: run the same command with --seeds 0,1,2; several seeds give intervals", soft_wrap=True)
+        print_answer(console, outcome.comparison)
     if outcome.failed:
         console.print("run the same command again to resume what failed", soft_wrap=True)
         raise typer.Exit(1)
@@ -91,6 +92,14 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print()
     for sentence in verdicts(comparison):
         console.print(escape(sentence), soft_wrap=True)
+
+
+def print_answer(console: Console, comparison: Comparison) -> None:
+    """Print what can be concluded, last: it is what stays on the screen."""
+    from varifocal.report.page.answer import answer_of_comparison
+
+    answer = answer_of_comparison(comparison)
+    console.print(f"\n[bold]{escape(answer.short)}[/bold] {escape(' '.join(answer.reasons))}", soft_wrap=True)
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:

@@ -44,8 +44,8 @@ ExecutorOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--executor-option",
-        "-o",
-        help="NAME=VALUE, an argument of datatrove's executor, such as -o partition=cpu; repeat for several.",
+        metavar="NAME=VALUE",
+        help="An argument of datatrove's executor, such as partition=cpu; repeat for several.",
     ),
 ]
 Resubmit = Annotated[
@@ -81,7 +81,7 @@ def prepare(
       varifocal data prepare stories.txt data/stories --separator '<|endoftext|>' --tokenizer bytes
 
       varifocal data prepare hub:HuggingFaceFW/fineweb/sample/10BT data/10BT --tokenizer gpt2 --executor slurm
-      -o partition=cpu -o time=20:00:00
+      --executor-option partition=cpu --executor-option time=20:00:00
     """
     require_packages()
     from varifocal.data import prepare as preparation

@@ -34,7 +34,8 @@ def evaluate(
     tokenizers and languages. For a probe (`varifocal data probe`), it also measures the right answers by distance.
 
     \b
-    varifocal evaluate runs/demo/cells/dense-seed0/model --data runs/demo/data
+    varifocal data prepare sotu data/sotu --tokenizer runs/demo/tokenizer.json
+    varifocal evaluate runs/demo --data data/sotu --length 2048 --tokens 16384
     varifocal evaluate MODEL --data data/recall
     varifocal evaluate MODEL --data DATA --split test --length 2048 --json result.json
     """

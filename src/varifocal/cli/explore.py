@@ -22,7 +22,7 @@ def explore(
         ),
     ],
     other: Annotated[
-        str | None, typer.Argument(metavar="[MODEL2]", help="A second model, beside the first.", show_default=False)
+        str | None, typer.Argument(metavar="MODEL2", help="A second model, beside the first.", show_default=False)
     ] = None,
     length: Annotated[
         int | None,
@@ -44,9 +44,9 @@ def explore(
     random part; nothing is loaded from elsewhere. Ctrl-C stops it.
 
     \b
-    varifocal explore runs/demo/cells/head_gated-seed0/model
-    varifocal explore runs/demo/cells/head_gated-seed0/model runs/demo/cells/context_adaptive-seed0/model
-    varifocal explore MODEL --length 2048 --no-browser
+    varifocal explore runs/demo
+    varifocal explore runs/demo smollm2
+    varifocal explore runs/demo --length 2048 --no-browser
     """
     require_explore_extra()
     from varifocal.explorer.explorer import Explorer

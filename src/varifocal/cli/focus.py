@@ -77,13 +77,13 @@ def focus(
 
     [bold]Examples[/bold]
 
-    varifocal focus smollm2.gguf smollm2-focused --keep 0.33
+    varifocal focus smollm2 runs/third --keep 0.33
 
-    varifocal focus HuggingFaceTB/SmolLM2-135M-Instruct quick --quick --keep 0.5
+    varifocal focus Qwen/Qwen3-0.6B runs/quick --quick --keep 0.5
 
-    varifocal focus smollm2.gguf small-cache --cache-bytes 100000000 --cache-length 8192
+    varifocal focus smollm2 runs/small-cache --cache-bytes 100000000 --cache-length 8192
 
-    varifocal measure smollm2-focused smollm2.gguf --texts novels.parquet    tells what it costs
+    varifocal measure runs/third smollm2 --texts sotu
     """
     require_model_extra()
     from varifocal.data.documents import read_documents

@@ -20,9 +20,9 @@ AT_ONCE = 2048
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="A model's folder, with its tokenizer.json.")],
+    model: Annotated[Path, typer.Argument(help="A model's folder with its tokenizer.json, a .gguf file, or smollm2.")],
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 200,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 200,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="0 takes the likeliest token; higher values draw more freely.")
     ] = 0.8,
@@ -40,9 +40,9 @@ def generate(
     """Continue a text, print each token as it comes, and report the speed.
 
     \b
-    varifocal generate runs/demo/model "The state of the union"
-    varifocal generate MODEL "Once upon a time" --temperature 0 --tokens 50
-    varifocal generate MODEL "Once upon a time" --weights int8
+    varifocal generate runs/demo "The capital of France is" --temperature 0 --new-tokens 20
+    varifocal generate smollm2 "Once upon a time" --temperature 0 --new-tokens 50
+    varifocal generate smollm2 "Once upon a time" --weights int8
     """
     from varifocal.model.text import printing_streamer
     from varifocal.retrofit.opening import open_with_tokenizer
@@ -67,7 +67,7 @@ def generate(
     answer = loaded.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=tokens,
+        max_new_tokens=new_tokens,
         prefill_chunk_size=AT_ONCE if ids.shape[1] > AT_ONCE else None,
         streamer=printing_streamer(tokenizer),
         pad_token_id=0 if loaded.config.pad_token_id is None else loaded.config.pad_token_id,

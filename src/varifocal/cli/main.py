@@ -17,6 +17,7 @@ from varifocal.cli.bench import bench
 from varifocal.cli.check import check
 from varifocal.cli.compare import compare
 from varifocal.cli.data import data
+from varifocal.cli.demo import demo
 from varifocal.cli.evaluate import evaluate
 from varifocal.cli.explore import explore
 from varifocal.cli.focus import focus
@@ -27,6 +28,7 @@ from varifocal.cli.plan import plan
 from varifocal.cli.report import report
 from varifocal.cli.retrofit import retrofit
 from varifocal.cli.train import train
+from varifocal.cli.verb import Verb
 
 app = typer.Typer(
     name="varifocal",
@@ -39,22 +41,23 @@ app = typer.Typer(
     Every query decides, from its own content, how much to read from the tokens near it and how much from the whole
     text. This command checks, measures and explains the mechanisms of the library; each verb has its own --help.
 
-    Start with [bold]varifocal check[/bold]: it tests that every mechanism does what training and decoding rely on.""",
+    Start with [bold]varifocal demo[/bold]: a pretrained model learns to read less, and you see what it saves.""",
 )
-app.command()(check)
-app.command()(info)
-app.command()(train)
-app.command()(compare)
-app.command()(ablate)
-app.command()(generate)
-app.command()(evaluate)
-app.command()(retrofit)
-app.command()(focus)
-app.command()(measure)
-app.command()(analyze)
-app.command()(report)
-app.command()(explore)
-app.command()(plan)
+app.command(cls=Verb)(demo)
+app.command(cls=Verb)(check)
+app.command(cls=Verb)(info)
+app.command(cls=Verb)(train)
+app.command(cls=Verb)(compare)
+app.command(cls=Verb)(ablate)
+app.command(cls=Verb)(generate)
+app.command(cls=Verb)(evaluate)
+app.command(cls=Verb)(retrofit)
+app.command(cls=Verb)(focus)
+app.command(cls=Verb)(measure)
+app.command(cls=Verb)(analyze)
+app.command(cls=Verb)(report)
+app.command(cls=Verb)(explore)
+app.command(cls=Verb)(plan)
 app.add_typer(bench, name="bench")
 app.add_typer(data, name="data")
 

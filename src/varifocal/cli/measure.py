@@ -70,8 +70,8 @@ def measure(
     of --json holds already is not measured again: an interrupted measurement goes on, and parts can be added.
 
     \b
-    varifocal measure smollm2-focused smollm2.gguf --texts novels.parquet --json measured.json --plot measured.png
-    varifocal measure smollm2-focused smollm2.gguf --documents 0 --questions 0 --speed 2048,8192 --json measured.json
+    varifocal measure runs/demo smollm2 --texts novels.parquet --json measured.json --plot measured.png
+    varifocal measure runs/demo smollm2 --documents 0 --questions 0 --speed 2048,8192 --json measured.json
     """
     require_model_extra()
     require_folder(json_file)
@@ -100,6 +100,7 @@ def run(
     folders: list[Path], source: str, texts: list[str], parts: Parts, *, file: Path | None, console: Console
 ) -> FocusMeasure:
     """The measurement with a bar that says what is measured and how far it is."""
+    from varifocal.analysis.row_kinds import row_kinds
     from varifocal.bench.focus.measuring import measure_focused
     from varifocal.data.documents import read_documents
     from varifocal.retrofit.focus.comparison import Texts
@@ -111,7 +112,7 @@ def run(
         def count(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        return measure_focused(folders, source, sources, parts, file=file, on_count=count)
+        return measure_focused(folders, source, sources, parts, file=file, kinds=row_kinds, on_count=count)
 
 
 def show(console: Console, result: FocusMeasure) -> None:

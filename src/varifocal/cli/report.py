@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -39,28 +40,46 @@ def report(
 
     \b
     varifocal report runs/demo
-    varifocal report runs/demo runs/gates -o report.html --bench results/attention_bench.json
+    varifocal report runs/compare runs/demo -o report.html --bench results/attention_bench.json
     """
+    first = paths[0] if paths[0].is_dir() else paths[0].parent
+    write_page(
+        paths,
+        first / "report.html" if out is None else out,
+        bench=bench,
+        title=title,
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        say=Console(highlight=False, soft_wrap=True).print,
+    )
+
+
+def write_page(
+    paths: list[Path],
+    out: Path,
+    *,
+    command: str,
+    bench: Path | None = None,
+    title: str | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Path:
+    """Read the files, write the page, and say what is missing and where the page is."""
     from varifocal.report.page.page import make_page, require_packages
     from varifocal.report.page.sources import read_source
     from varifocal.results.attention_bench import AttentionBench
 
     require_packages()
     sources = [read_source(path) for path in paths]
-    first = paths[0] if paths[0].is_dir() else paths[0].parent
-    out = first / "report.html" if out is None else out
     require_folder(out)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     page = make_page(
         sources,
         None if bench is None else AttentionBench.read(bench),
         title=title or sources[0].title,
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=command,
         made=f"Made {now} by varifocal {varifocal.__version__}",
     )
     write_whole(out, page)
-    console = Console(highlight=False)
-    notes = [note for source in sources for note in source.notes]
-    for note in notes:
-        console.print(f"note: {escape(note)}", soft_wrap=True)
-    console.print(f"written to {escape(str(out))} ({len(page) / 1e6:.1f} MB); open it in a browser", soft_wrap=True)
+    for note in (note for source in sources for note in source.notes):
+        say(f"note: {escape(note)}")
+    say(f"written to {escape(str(out))} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    return out

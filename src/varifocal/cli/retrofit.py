@@ -24,7 +24,9 @@ Out = Annotated[Path, typer.Argument(help="The new folder, for the model and its
 MechanismOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--option", "-o", help="An option of the mechanism, such as window=128 or gate.start=-4; repeat for several."
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of the mechanism, such as window=128 or gate.start=-4; repeat for several.",
     ),
 ]
 Context = Annotated[
@@ -69,7 +71,7 @@ def retrofit(
 
     varifocal retrofit Qwen/Qwen3-0.6B qwen-gated --mechanism head_gated --option window=256
 
-    varifocal retrofit smollm2.gguf small-local -m local -o window=128 --context 1024 --text train.txt --validate
+    varifocal retrofit smollm2.gguf small-local -m local --option window=128 --context 1024 --text train.txt --validate
     valid.txt --adapt 100 --json results.json
     """
     require_model_extra()

@@ -15,8 +15,16 @@ if TYPE_CHECKING:
     from varifocal.training.trainer import Progress as RunProgress
 
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see configs/.", show_default=False)]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the run.", show_default=False)]
+Config = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG", help="A TOML file, see configs/; or a text file of your own (.txt).", show_default=False
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Argument(metavar="OUT", help="The folder of the run. Default: runs/ and CONFIG's name.", show_default=False),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the config; repeat for several."),
@@ -26,7 +34,7 @@ Resume = Annotated[
 ]
 
 
-def train(config: Config, out: Out, setting: Settings = None, resume: Resume = False) -> None:
+def train(config: Config, out: Out = None, setting: Settings = None, resume: Resume = False) -> None:
     """Train a model as a config describes, into a run directory.
 
     OUT receives the resolved config, metrics.jsonl, what the gates did, checkpoints, the model and, last, summary.json.
@@ -35,7 +43,9 @@ def train(config: Config, out: Out, setting: Settings = None, resume: Resume = F
 
     [bold]Examples[/bold]
 
-      varifocal data prepare sotu data/sotu
+      varifocal train my.txt
+
+      varifocal data prepare sotu data/sotu --tokenizer train:4096
 
       varifocal train configs/cpu/train.toml runs/head_gated
 
@@ -47,10 +57,13 @@ def train(config: Config, out: Out, setting: Settings = None, resume: Resume = F
     """
     from varifocal.training.config import load_config
     from varifocal.training.interruption import StoppedError
+    from varifocal.training.own_text import text_config
     from varifocal.training.processes import is_first_process
     from varifocal.training.run import train as run
 
-    settings = load_config(config, setting or [])
+    own_text = config.suffix == ".txt"
+    settings = text_config(config, setting or []) if own_text else load_config(config, setting or [])
+    out = Path("runs") / config.stem if out is None else out
     console = Console(quiet=not is_first_process())
     with training_bar(console) as bar:
         shown = TrainingBar(bar, steps=settings.optimization.total_steps)

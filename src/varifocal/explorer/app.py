@@ -45,13 +45,16 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
     # A page that finds another start at its address reloads itself: the models may have changed.
     start = secrets.token_hex(4)
     page = templates.get_template("page.html").render(
-        models=explorer.models, start=start, version=varifocal.__version__
+        models=explorer.models, near=explorer.near, sample=explorer.sample(), start=start, version=varifocal.__version__
     )
     # One thread computes, one question after another.
     worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
+    current: dict[str, Waiting] = {}
+
     async def computed(request: Request, answer: Callable[[Question, Waiting], Answer], asked: Question) -> Answer:
         waiting = Waiting()
+        waiting.on_begin = lambda: current.update(now=waiting)
         future = asyncio.get_running_loop().run_in_executor(worker, answer, asked, waiting)
         gone = asyncio.ensure_future(disconnected(request))
         try:
@@ -86,6 +89,11 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
     @app.get("/api/start")
     async def show_start() -> dict[str, str]:
         return {"start": start}
+
+    @app.get("/api/progress")
+    async def show_progress() -> dict[str, int]:
+        now = current.get("now")
+        return {"done": now.done if now else 0, "of": now.of if now else 0}
 
     @app.post("/api/text")
     async def show_text(request: Request) -> TextView:

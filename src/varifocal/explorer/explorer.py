@@ -10,12 +10,13 @@ from torch import Tensor
 
 from varifocal.attention.forced_gates import gates_of
 from varifocal.attention.gate_metrics import gate_statistics
-from varifocal.explorer.attention_row import attention_row
+from varifocal.explorer.attention_row import attention_row, far_shares
 from varifocal.explorer.opening import OpenedModel
 from varifocal.explorer.pieces import Pieces, cut
 from varifocal.explorer.reach import reach_of
 from varifocal.explorer.reading import Gates, Reading, decoder_layer, read_tokens
 from varifocal.explorer.readings import Readings
+from varifocal.explorer.samples import LONG, SHORT
 from varifocal.explorer.views import (
     Candidate,
     KeyView,
@@ -48,6 +49,17 @@ class Explorer:
         self.opened = tuple(models)
         self.readings = Readings(most_bytes)
         self.models = tuple(view_model(opened, most_tokens) for opened in models)
+        windows = [size for view in self.models for layer in view.layers for size in layer.windows if size is not None]
+        self.near = min(windows, default=min(256, max(8, min(view.context for view in self.models) // 8)))
+        """Keys that count as near: the smallest window of all models, or what a window would be."""
+
+    def sample(self) -> str:
+        """The text that the page opens with: the long one if every model can read it."""
+        fits = all(
+            len(opened.tokenizer(LONG, verbose=False)["input_ids"]) <= view.most
+            for opened, view in zip(self.opened, self.models, strict=True)
+        )
+        return LONG if fits else SHORT
 
     def text(self, asked: TextQuestion, waiting: Waiting | None = None) -> TextView:
         """A text as one head of one layer sees it; ValueError if there is no such head or the text is too long."""
@@ -99,7 +111,12 @@ class Explorer:
             )
             for gates in states
         )
-        return TokenView(asked.token, numbers(row.weights, 4), keys, chances)
+        far = []
+        for layer in range(len(reading.inputs)):
+            waiting.require()
+            shares = far_shares(opened.model, reading, layer=layer, token=asked.token, near=self.near)
+            far.append(numbers(shares, 4))
+        return TokenView(asked.token, numbers(row.weights, 4), keys, chances, far)
 
     def checked(self, asked: TextQuestion, waiting: Waiting) -> tuple[OpenedModel, Pieces]:
         """The model and the tokens of a question; ValueError if it asks for something that does not exist."""
@@ -132,7 +149,13 @@ def view_model(opened: OpenedModel, most_tokens: int | None) -> ModelView:
         context=config.max_position_embeddings,
         most=config.max_position_embeddings if most_tokens is None else most_tokens,
         layers=tuple(
-            LayerView(mechanism.name, bool(gates_of(mechanism)), mechanism.words()) for mechanism in mechanisms
+            LayerView(
+                mechanism.name,
+                bool(gates_of(mechanism)),
+                mechanism.words(),
+                tuple(reach_of(mechanism, head).window for head in range(config.num_attention_heads)),
+            )
+            for mechanism in mechanisms
         ),
     )
 

@@ -51,9 +51,11 @@ def read_tokens(model: VarifocalForCausalLM, ids: list[int], gates: Gates, waiti
 def one_pass(model: VarifocalForCausalLM, ids: list[int], waiting: Waiting) -> Reading:
     """The pass itself, with the gates as they are."""
     tokens = torch.tensor([ids], device=model.device)
+    waiting.require()
+    waiting.begin(len(model.model.layers))
     with ExitStack() as stack:
         for layer in model.model.layers:
-            stack.callback(layer.register_forward_pre_hook(lambda *_: waiting.require()).remove)
+            stack.callback(layer.register_forward_hook(lambda *_: waiting.step()).remove)
         output = model.model(input_ids=tokens, use_cache=False, output_hidden_states=True, output_records=True)
     *inputs, last = (hidden[0] for hidden in output.hidden_states)
     if not bool(last.isfinite().all()):

@@ -35,6 +35,8 @@ class LayerView:
     gated: bool
     words: str
     """What it reads."""
+    windows: tuple[int | None, ...] = ()
+    """Of each head, if all tokens share one; None for a head that reads everything."""
 
 
 @dataclass(frozen=True)
@@ -120,3 +122,5 @@ class TokenView:
     keys: tuple[KeyView, ...]
     """The keys that it reads most, in descending order."""
     next: tuple[NextView, ...]
+    far: list[list[float]]
+    """By layer and head, the share that this token reads from further back than `Explorer.near`."""

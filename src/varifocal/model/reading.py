@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
+from transformers import modeling_gguf_pytorch_utils as gguf_reading
 from transformers.utils import logging
+
+Item = TypeVar("Item")
 
 
 @contextmanager
@@ -33,9 +37,17 @@ def only_errors() -> Iterator[None]:
     bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    # The reader of GGUF does not ask whether bars are wanted.
+    gguf_bar, gguf_reading.tqdm = gguf_reading.tqdm, without_bar
     try:
         yield
     finally:
+        gguf_reading.tqdm = gguf_bar
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
+
+
+def without_bar(items: Iterable[Item], **settings: Any) -> Iterable[Item]:
+    """In the place of tqdm: the items themselves."""
+    return items

@@ -9,6 +9,7 @@ from varifocal.results.comparison import ArmResult
 from varifocal.results.estimates import Difference, Estimate
 from varifocal.results.papers import PaperTable, paper_tables
 from varifocal.statistics.comparison import Comparison
+from varifocal.statistics.estimates import seeds_needed
 
 RECALL_LEGEND = "The table shows the share of right answers on the test split."
 
@@ -161,9 +162,18 @@ def verdict(name: str, other: str | None, difference: Difference | None) -> str:
         return f"{name} has exactly the loss of {other} with every seed."
     where = f"95 % interval {low:+.4f} to {high:+.4f} over {difference.count} seeds"
     if not difference.excludes_zero:
-        return f"{name} shows no difference from {other} ({where})."
+        return f"{name} shows no difference from {other} ({where}); {seeds_words(difference)}."
     lower = "lower" if difference.mean < 0 else "higher"
     return f"{name} has a {lower} loss than {other} by {abs(difference.mean):.4f} ({where})."
+
+
+def seeds_words(difference: Difference) -> str:
+    """How many seeds it would take to show the difference that was seen."""
+    if difference.deviation is None:
+        return "a second seed would tell its spread"
+    count = seeds_needed(difference.mean, difference.deviation)
+    many = "more than 1,000 seeds" if count is None else f"about {count} seeds"
+    return f"to show a difference of {difference.mean:+.4f}, if it is real, would take {many}"
 
 
 def comparison_markdown(comparison: Comparison, *, plot: str | None = None) -> str:

@@ -17,13 +17,13 @@ def prediction_title(plan: PlanPrediction, preset: str) -> str:
 
 def prediction_table(plan: PlanPrediction) -> Table:
     """Header and rows: what each mechanism takes, with the time and cost of those that fit."""
-    header = ["mechanism", "parameters", "GFLOPs a token", "rows at once", "GB", "tokens/s", "speed", "hours", "cost"]
+    header = ["mechanism", "parameters", "GFLOP/token", "rows", "GB", "tokens/s", "speed", "hours", "cost"]
     return [header, *(prediction_row(name, one, plan.base) for name, one in plan.predictions.items())]
 
 
 def prediction_row(name: str, one: PredictionRecord, base: PredictionRecord) -> list[str]:
     """The row of one mechanism."""
-    cells = [name, f"{one.parameters:,}", f"{one.flops / 1e9:.2f}", str(one.micro_batch)]
+    cells = [name, f"{one.parameters / 1e6:,.1f}M", f"{one.flops / 1e9:.2f}", str(one.micro_batch)]
     if not one.fits:
         return [*cells, f"{one.peak / 1e9:.1f} !", "", "", "", "does not fit"]
     return [
@@ -37,15 +37,33 @@ def prediction_row(name: str, one: PredictionRecord, base: PredictionRecord) -> 
 
 
 def parts_tables(plan: PlanPrediction) -> list[tuple[str, Table]]:
-    """Titles and tables: memory and time by part."""
-    parts = list(plan.base.memory)
-    memory = [["GB of each device", *parts, "all", "room"]]
-    times = [["seconds of a step", *plan.base.seconds, "all"]]
-    for name, one in plan.predictions.items():
-        taken = (f"{one.memory[part] / 1e9:.2f}" for part in parts)
-        memory.append([name, *taken, f"{one.peak / 1e9:.2f}", f"{one.room / 1e9:.1f}"])
-        times.append([name, *(f"{value:.3g}" for value in one.seconds.values()), f"{one.step_seconds:.3g}"])
-    return [("memory by part", memory), ("time by part", times)]
+    """Titles and tables: memory and time by part; parts that are the same for all mechanisms stand in the title."""
+    memory = {name: {part: f"{taken / 1e9:.2f}" for part, taken in one.memory.items()} for name, one in rows_of(plan)}
+    times = {name: {part: f"{taken:.3g}" for part, taken in one.seconds.items()} for name, one in rows_of(plan)}
+    sums = {name: f"{one.peak / 1e9:.1f}" for name, one in rows_of(plan)}
+    steps = {name: f"{one.step_seconds:.3g}" for name, one in rows_of(plan)}
+    room = f"{plan.base.room / 1e9:.1f} GB"
+    return [
+        parts_table(f"memory by part, GB of each device (room for {room})", memory, sums),
+        parts_table("time by part, seconds of a step", times, steps),
+    ]
+
+
+def rows_of(plan: PlanPrediction) -> list[tuple[str, PredictionRecord]]:
+    return list(plan.predictions.items())
+
+
+def parts_table(title: str, parts: dict[str, dict[str, str]], sums: dict[str, str]) -> tuple[str, Table]:
+    """A title that names what all rows share, and a table of the rest."""
+    first = next(iter(parts.values()))
+    shared = [part for part in first if len(parts) > 1 and len({row[part] for row in parts.values()}) == 1]
+    told = ", ".join(f"{part} {first[part]}" for part in shared if float(first[part]))
+    shown = [part for part in first if part not in shared]
+    rows = [
+        ["mechanism", *shown, "all"],
+        *([name, *(row[part] for part in shown), sums[name]] for name, row in parts.items()),
+    ]
+    return title + (f"; the same for all: {told}" if told else ""), rows
 
 
 def misfits(plan: PlanPrediction) -> dict[str, str]:

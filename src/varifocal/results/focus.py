@@ -69,6 +69,10 @@ class MapLosses(Record):
     """1 for each key head that reads everything, 0 for a windowed one, layer by layer."""
     documents: tuple[tuple[float, ...], ...]
     """For each document, the loss in nats a token in equal stretches of it."""
+    kinds: dict[str, tuple[float | None, ...]] | None = maybe()
+    """For each kind of token, the mean loss of such tokens in each document; None where there are none."""
+    kind_tokens: dict[str, int] | None = maybe()
+    """For each kind, how many tokens of it there are in all documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,7 @@ class FocusMeasure(FileRecord):
     """A result of `varifocal measure`; what is in it is not measured again."""
 
     tag: ClassVar[tuple[str, str]] = ("experiment", "focus")
+    filename: ClassVar[str] = "measured.json"
     what: ClassVar[str] = "a result of 'varifocal measure'"
 
     source: str
@@ -149,3 +154,32 @@ class FocusMeasure(FileRecord):
     speeds: tuple[MapSpeed, ...] = ()
     ruler: tuple[RulerScore, ...] = ()
     environment: Environment | None = maybe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaidAnswer(Record):
+    """What one model said."""
+
+    name: str
+    said: str
+    right: bool
+    cache_bytes: int
+    """Bytes of its cache after the answer, as they were held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FocusQuestion(FileRecord):
+    """question.json in the folder of a focused model: a fact far back in a text, asked for at its end."""
+
+    tag: ClassVar[tuple[str, str]] = ("kind", "far question")
+    filename: ClassVar[str] = "question.json"
+    what: ClassVar[str] = "a question about a fact far back"
+
+    told: str
+    asked: str
+    answer: str
+    tokens: int
+    """Of the text with the question."""
+    back: int
+    """How many tokens before the end of the question the fact stands."""
+    answers: tuple[SaidAnswer, ...]

@@ -19,6 +19,7 @@ from varifocal.model.config import check_sizes
 from varifocal.model.reading import one_line, only_errors, readable
 from varifocal.model.saved_weights import INDEX, index_names, require_as_large, tensor_names, weight_files
 from varifocal.results.files import read_json
+from varifocal.retrofit.packaged import PACKAGED, packaged_file
 
 GGUF_SIZES = {
     "num_hidden_layers": "block_count", "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
@@ -47,8 +48,10 @@ class Place:
 
 
 def find_place(source: str | Path) -> Place:
-    """The place of a folder, hub name or GGUF file; ValueError for anything else."""
+    """The place of a folder, hub name, GGUF file or packaged model; ValueError for anything else."""
     path = Path(source)
+    if not path.exists() and (packaged := packaged_file(str(source))) is not None:
+        path = packaged
     if path.is_dir():
         return Place(str(path), None, True)
     if path.is_file():
@@ -62,7 +65,8 @@ def find_place(source: str | Path) -> Place:
         if len(rest) == 1 and not str(source).endswith(".gguf"):
             return Place(str(source), None, False)
     raise ValueError(
-        f"{source} does not exist; expected a folder with safetensors, a .gguf file, or owner/name on the hub"
+        f"{source} does not exist; expected a folder with safetensors, a .gguf file, owner/name on the hub, or "
+        f"{' or '.join(PACKAGED)}"
     )
 
 
@@ -70,7 +74,8 @@ def open_source(source: str | Path, families: Iterable[str], *, dtype: torch.dty
     """transformers' own model of a checkpoint, in evaluation mode.
 
     Args:
-        source: a folder or a name on the hub with safetensors; or a .gguf file, also as owner/name/file.gguf.
+        source: a folder or a name on the hub with safetensors; a .gguf file, also as owner/name/file.gguf; or the name
+            of a model that a package carries (smollm2).
         families: the model types that are accepted.
         dtype: the dtype of the weights; None for the one they were saved in (float32 for GGUF).
     """

@@ -36,6 +36,22 @@ def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Differe
     )
 
 
+POWER = 0.8416
+"""Standard deviations above the critical value that make a difference show in four of five repetitions."""
+MOST_SEEDS = 1000
+
+
+def seeds_needed(mean: float, deviation: float) -> int | None:
+    """How many pairs would show a difference of this mean and deviation in four of five repetitions.
+
+    None for more than a thousand. The mean of a few pairs is itself uncertain, and so is this number.
+    """
+    for count in range(2, MOST_SEEDS + 1):
+        if abs(mean) * math.sqrt(count) >= deviation * (critical_value(count - 1) + POWER):
+            return count
+    return None
+
+
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """The p-values after Holm's correction for asking several questions at once; None stays None."""
     known = sorted((p, number) for number, p in enumerate(p_values) if p is not None)

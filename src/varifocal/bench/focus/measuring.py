@@ -12,12 +12,14 @@ from varifocal.retrofit.focus.comparison import (
     DENSE,
     Contestant,
     Journal,
+    Kinds,
     Measuring,
     OnCount,
     Texts,
     contestants,
     fresh_result,
     measure_texts,
+    no_kinds,
     open_measured,
 )
 from varifocal.retrofit.focus.focusing import Opened
@@ -44,6 +46,7 @@ def measure_focused(
     parts: Parts,
     *,
     file: Path | None = None,
+    kinds: Kinds = no_kinds,
     on_count: OnCount = lambda what, done, total: None,
 ) -> FocusMeasure:
     """Measure what `varifocal focus` made beside the model that it came from.
@@ -54,6 +57,7 @@ def measure_focused(
         sources: long documents, others than those of the fit.
         parts: what is measured.
         file: a result that is continued, and written after every addition.
+        kinds: which tokens are of which kind, to tell what is lost where.
         on_count: called with what is measured, how much of it is done, and how much there is.
     """
     wanted = parts.texts
@@ -67,7 +71,7 @@ def measure_focused(
         add_caches(journal, maps, parts.caches)
     add_speeds(journal, opened, maps, parts, on_count=on_count)
     if sources:
-        measure_texts(opened, maps, sources, wanted, journal, on_count=on_count)
+        measure_texts(opened, maps, sources, wanted, journal, kinds=kinds, on_count=on_count)
     return journal.result
 
 

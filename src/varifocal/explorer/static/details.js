@@ -23,7 +23,7 @@ function bar(parts) {
   return made;
 }
 
-export function showKeys(list, row, tokens, choose) {
+export function showKeys(list, row, tokens, decides, choose) {
   // The key that is read most gets the longest bar: over many keys, all weights are small.
   const most = row.keys.length ? row.keys[0].weight : 1;
   list.replaceChildren(
@@ -35,12 +35,13 @@ export function showKeys(list, row, tokens, choose) {
       word.append(element("bdi", "", tokens.name(key.token)));
       word.addEventListener("click", () => choose(key.token));
       const parts =
-        key.local_part === null
+        // Where both branches read the same keys, neither of them has a part of its own.
+        key.local_part === null || !decides
           ? [["whole", key.weight / most]]
           : [["local", key.local_part / most], ["global", key.global_part / most]];
       const where = back === 0 ? "itself" : `${back} back`;
       const share = element("span", "number", percent(key.weight));
-      if (key.local_part !== null) {
+      if (key.local_part !== null && decides) {
         const split = `local ${percent(key.local_part)}, global ${percent(key.global_part)}`;
         entry.title = split;
         share.append(element("span", "spoken", `, ${split}`));

@@ -1,9 +1,10 @@
 // One model: its controls, the text in the chosen head, and the chosen token.
 
 import { showKeys, showNext } from "./details.js";
+import { showFarMap } from "./far_map.js";
 import { showGateMap } from "./gate_map.js";
 import { boxOf, drawLinks } from "./links.js";
-import { ask, Gone, Refusal } from "./server.js";
+import { ask, Gone, progress, Refusal } from "./server.js";
 import { legendOf, showLegend } from "./shades.js";
 import { Tokens } from "./tokens.js";
 
@@ -22,7 +23,7 @@ export class Panel {
     this.pending = null;
     this.find = (name) => root.querySelector(`.${name}`);
     this.fields = Object.fromEntries(["layer", "head", "gates", "colour"].map((name) => [name, this.find(name)]));
-    this.tokens = new Tokens(this.find("tokens"), document.getElementById("hint"), (index) => this.choose(index));
+    this.tokens = new Tokens(this.find("tokens"), document.getElementById("hint"), Number(root.dataset.near), (index) => this.choose(index));
     for (const name of ["layer", "head", "gates"]) {
       this.fields[name].addEventListener("change", () => {
         moved();
@@ -120,6 +121,7 @@ export class Panel {
     const turn = new AbortController();
     this.pending = turn;
     this.root.setAttribute("aria-busy", "true");
+    const watch = setInterval(() => this.follow(turn), 500);
     try {
       await work(turn.signal);
       this.complain(null);
@@ -128,8 +130,23 @@ export class Panel {
       else if (error instanceof Refusal) this.complain(error.message);
       else if (error.name !== "AbortError") throw error;
     } finally {
+      clearInterval(watch);
       if (this.pending === turn) this.root.setAttribute("aria-busy", "false");
     }
+  }
+
+  /** Says how far a reading is that takes its time. */
+  async follow(turn) {
+    const { done, of } = await progress();
+    if (this.pending !== turn || this.root.getAttribute("aria-busy") !== "true" || of === 0 || done >= of) return;
+    this.find("notice").textContent = `Reading: layer ${done} of ${of} …`;
+    this.find("notice").hidden = false;
+  }
+
+  go(layer, head) {
+    this.fields.layer.value = layer;
+    this.fields.head.value = head;
+    this.fields.head.dispatchEvent(new Event("change"));
   }
 
   complain(sentence) {
@@ -137,6 +154,9 @@ export class Panel {
     trouble.textContent = sentence ?? "";
     trouble.hidden = sentence === null;
     this.find("body").classList.toggle("stale", sentence !== null);
+    // The count of the text before would be wrong beside a refusal.
+    if (sentence !== null) this.find("notice").hidden = true;
+    else if (this.view !== null) this.count();
   }
 
   empty() {
@@ -144,7 +164,7 @@ export class Panel {
     this.row = null;
     this.tokens.root.replaceChildren();
     this.find("links").replaceChildren();
-    for (const part of ["details", "after", "map"]) this.find(part).hidden = true;
+    for (const part of ["details", "after", "gates-map", "far-map", "notice"]) this.find(part).hidden = true;
     this.complain(null);
   }
 
@@ -155,17 +175,19 @@ export class Panel {
     const offered = { gate: this.view.gate !== null, width: this.view.width !== null, read: true };
     for (const option of this.fields.colour.options) option.disabled = !offered[option.value];
     if (!offered[this.fields.colour.value]) this.fields.colour.value = offered.gate ? "gate" : "read";
+    this.count();
+    const now = this.question();
+    const heads = this.fields.head.options.length;
+    showGateMap(this.find("gates-map"), this.view.gate_map, heads, now, (layer, head) => this.go(layer, head));
+  }
+
+  /** How long the text is. */
+  count() {
     const notice = this.find("notice");
     const most = Number(this.root.dataset.most);
     const count = `${this.view.pieces.length.toLocaleString("en")} tokens of at most ${most.toLocaleString("en")}`;
     notice.textContent = this.view.beyond ? `${count}; longer than the texts that this model was made for.` : `${count}.`;
     notice.hidden = false;
-    const now = this.question();
-    showGateMap(this.find("map"), this.view.gate_map, this.fields.head.options.length, now, (layer, head) => {
-      this.fields.layer.value = layer;
-      this.fields.head.value = head;
-      this.fields.head.dispatchEvent(new Event("change"));
-    });
   }
 
   paint() {
@@ -189,8 +211,12 @@ export class Panel {
     const index = this.chosen;
     this.find("chosen").textContent = `Token ${index}: ${this.tokens.name(index)}`;
     this.find("summary").textContent = this.sentence(index);
-    showKeys(this.find("keys"), this.row, this.tokens, (key) => this.choose(key));
+    showKeys(this.find("keys"), this.row, this.tokens, this.view.decides?.[index] ?? true, (key) => this.choose(key));
     showNext(this.find("next"), this.row);
+    const windows = [...this.fields.layer.options].map((option) => JSON.parse(option.dataset.windows));
+    showFarMap(this.find("far-map"), this.row.far, windows, Number(this.root.dataset.near), this.question(), (layer, head) =>
+      this.go(layer, head),
+    );
     this.find("details").hidden = false;
     this.find("after").hidden = false;
   }

@@ -26,6 +26,16 @@ export async function ask(path, question, signal) {
   throw new Refusal(await reason(answer));
 }
 
+/** How far the server is with the question that it works on; nothing if it does not say. */
+export async function progress() {
+  try {
+    const answer = await fetch("api/progress");
+    return answer.ok ? await answer.json() : { done: 0, of: 0 };
+  } catch {
+    return { done: 0, of: 0 };
+  }
+}
+
 async function reason(answer) {
   try {
     return (await answer.json()).detail;

@@ -20,19 +20,41 @@ export function written(piece) {
   return visible(piece).replace(/ /g, "␣").replace(/\r?\n/g, "⏎").replace(/\t/g, "⇥").replace(/\r/g, "␍");
 }
 
+/** The tokens of four letters or more that stood in the text before, but only `near` tokens back or more. */
+function farRepeats(pieces, near) {
+  const last = new Map();
+  const found = new Set();
+  pieces.forEach((piece, index) => {
+    const word = piece.trim().toLowerCase();
+    if (word.length >= 4 && last.has(word) && index - last.get(word) >= near) found.add(index);
+    last.set(word, index);
+  });
+  return found;
+}
+
 export class Tokens {
   /** `choose(index)` is called when a token is clicked or Enter is pressed on it. */
-  constructor(root, hint, choose) {
+  constructor(root, hint, near, choose) {
     this.root = root;
+    this.near = near;
+    this.far = new Set();
     this.hint = hint;
     this.choose = choose;
     this.spans = [];
     this.view = null;
     this.row = null;
-    root.addEventListener("click", (event) => this.at(event, (index) => choose(index)));
+    root.addEventListener("click", (event) =>
+      this.at(event, (index) => {
+        // What was clicked must be seen: the numbers that hover over it come back with the next movement.
+        this.hush();
+        choose(index);
+      }),
+    );
     root.addEventListener("pointerover", (event) => this.at(event, (index) => this.tell(index)));
     root.addEventListener("pointerleave", () => this.hush());
-    root.addEventListener("focusin", (event) => this.at(event, (index) => this.tell(index)));
+    root.addEventListener("focusin", (event) => {
+      if (event.target.matches(":focus-visible")) this.at(event, (index) => this.tell(index));
+    });
     root.addEventListener("focusout", () => this.hush());
     root.addEventListener("keydown", (event) => this.press(event));
   }
@@ -54,6 +76,7 @@ export class Tokens {
       return span;
     });
     this.root.replaceChildren(...this.spans);
+    this.far = farRepeats(view.pieces, this.near);
     if (this.spans.length) this.spans[0].tabIndex = 0;
   }
 
@@ -94,6 +117,7 @@ export class Tokens {
       span.className = shade;
       if (width !== null) span.style.setProperty("--share", width[index] / most);
       span.classList.toggle("measured", width !== null);
+      span.classList.toggle("far-repeat", this.far.has(index));
       span.setAttribute("aria-label", `${this.name(index)}, ${this.numbers(index).join(", ")}`);
     });
   }

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from varifocal.report.page.sources import RunFiles
+from varifocal.report.comparison_tables import seeds_words
+from varifocal.report.focus import compared_losses, facts_of, rise
+from varifocal.report.page.focus_figures import cache_shares
+from varifocal.report.page.sources import FocusFiles, RunFiles
 from varifocal.report.table import p_text
 from varifocal.results.comparison import ArmResult
+from varifocal.results.focus import FocusMap, FocusMeasure, MapLosses
 from varifocal.statistics.comparison import Comparison
 
 SURE = 0.05
@@ -56,7 +61,55 @@ def answer_of_comparison(comparison: Comparison) -> Answer:
     reasons += [sentence(result, "higher", baseline) for result in higher]
     if rest:
         reasons.append(f"No difference shown for {listed(rest)}.")
+    nearest = [one for one in measured if one.name in rest and one.difference is not None]
+    if nearest and not lower:
+        best = min(nearest, key=lambda one: one.difference.mean if one.difference else 0.0)
+        assert best.difference is not None
+        reasons.append(f"The lowest of them is {best.name}: {seeds_words(best.difference)}.")
     return Answer(question, short, tuple(reasons))
+
+
+def answer_of_focus(files: FocusFiles) -> Answer:
+    """What a focused model saves, and what that costs."""
+    record, measured = files.map, files.measured
+    count = sum(head.window is None for head in record.heads)
+    name = Path(record.source).stem
+    question = (
+        f"{name}, with a window for every key head that can do without the far text: what is saved, what is lost?"
+    )
+    reads = f"{count} of {len(record.heads)} key heads read everything"
+    found = None if measured is None else losses_of_map(record, measured)
+    if measured is None or found is None:
+        return Answer(question, f"{reads}; the loss was not measured.", ())
+    row, dense = found
+    more = rise(row, dense)
+    low, high = more.interval or (more.mean, more.mean)
+    share = cache_shares(measured).get((row.name, row.keep))
+    saved = "" if share is None else f"{1 - share:.0%} of the cache saved, "
+    before = sum(map(sum, dense.documents)) / sum(map(len, dense.documents))
+    reasons = [
+        f"{reads}. The loss rises from {before:.3f} by {more.mean:.4f} nats a token (95 % interval {low:+.4f} to "
+        f"{high:+.4f} over {more.count} texts of {row.length} tokens)."
+    ]
+    if (facts := facts_of(measured, row.name, row.keep)) is not None:
+        chance = facts_of(measured, "random", row.keep)
+        others = "" if chance is None else f"; as many heads by chance find {chance.mean:.0%}"
+        reasons.append(
+            f"Of {facts.count} facts that the dense model finds in a text, it finds {facts.mean:.0%}{others}."
+        )
+    if files.question is not None:
+        said = " and ".join(f"{one.name} says {one.said}" for one in files.question.answers)
+        reasons.append(
+            f"Asked for a number that stands {files.question.back:,} tokens back ({files.question.answer}), {said}."
+        )
+    return Answer(question, f"{saved}{more.mean:+.3f} nats a token.", tuple(reasons))
+
+
+def losses_of_map(record: FocusMap, measured: FocusMeasure) -> tuple[MapLosses, MapLosses] | None:
+    """What the map itself loses, or the share nearest to it, with dense on the same texts; None if not measured."""
+    way = str(record.fit.get("way"))
+    rows = [one for one in compared_losses(measured) if one[0].name.startswith(way)]
+    return min(rows, key=lambda one: abs(one[0].keep - record.share), default=None)
 
 
 def is_sure(result: ArmResult) -> bool:

@@ -15,8 +15,8 @@ SERIES = ("#0072b2", "#d55e00", "#00805d", "#aa3f84", "#a06000", "#3a87ad")
 tell them apart, and each line also has its own marker and dash."""
 MARKERS = "os^Dv<>PX*"
 DASHES = ("-", "--", "-.", ":")
-MAP = "cividis"
-"""From dark blue to yellow; colour-blind readers see the same order."""
+FAR, EVEN, NEAR = "#1f6fae", "#f2f1ee", "#d55e00"
+"""A diverging scale around the middle, from far over undecided to near; colour-blind readers tell its ends apart."""
 OWN_ID = "figure-id-"
 """The prefix of every id of an SVG; the page replaces it by one that no other figure has."""
 
@@ -128,25 +128,58 @@ def heat_map(
     figure: Any, axes: Any, values: Sequence[Sequence[float | None]], *, least: float, most: float, form: str
 ) -> None:
     """Draw a map with layers downwards and heads to the right, and with numbers in the cells if there is room."""
-    import numpy
-
-    shown = numpy.array([[numpy.nan if one is None else one for one in row] for row in values], dtype=float)
-    mesh = axes.pcolormesh(shown, cmap=MAP, vmin=least, vmax=most, edgecolors="none")
+    shown = shaded(figure, axes, values, least=least, most=most)
     axes.invert_yaxis()
-    axes.grid(visible=False)
     rows, columns = shown.shape
     axes.set_xticks([0.5 + one for one in range(columns)], [str(one) for one in range(columns)])
     axes.set_yticks([0.5 + one for one in range(rows)], [str(one) for one in range(rows)])
-    axes.tick_params(length=0)
     axes.set_xlabel("head")
     axes.set_ylabel("layer")
-    if columns <= 8:
-        middle = least + (most - least) / 2
-        for row in range(rows):
-            for column in range(columns):
-                if numpy.isfinite(shown[row, column]):
-                    color = "#000000" if shown[row, column] > middle else "#ffffff"
-                    text = format(shown[row, column], form)
-                    axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=color, fontsize=9.5)
+    if columns > 8:
+        return
+    for row in range(rows):
+        for column in range(columns):
+            place = (shown[row, column] - least) / (most - least)
+            # NaN is neither.
+            if 0 <= place <= 1:
+                color = "#000000" if 0.12 < place < 0.88 else "#ffffff"
+                text = format(shown[row, column], form)
+                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=color, fontsize=9.5)
+
+
+def shaded(
+    figure: Any,
+    axes: Any,
+    values: Sequence[Sequence[float | None]],
+    *,
+    least: float,
+    most: float,
+    label: str = "",
+    reverse: bool = False,
+) -> Any:
+    """Colour a map on the diverging scale, with a bar that tells it; returns the values as an array.
+
+    Args:
+        figure: the figure.
+        axes: where to draw.
+        values: row by row; None is left blank.
+        least: the value of the far end of the scale.
+        most: that of its near end.
+        label: what the bar tells.
+        reverse: the bar tells least + most - value.
+    """
+    import numpy
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shown = numpy.array([[numpy.nan if one is None else one for one in row] for row in values], dtype=float)
+    scale = LinearSegmentedColormap.from_list("far to near", (FAR, EVEN, NEAR))
+    mesh = axes.pcolormesh(shown, cmap=scale, vmin=least, vmax=most, edgecolors="none")
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
     bar = figure.colorbar(mesh, ax=axes, fraction=0.06, pad=0.03)
     bar.outline.set_visible(False)
+    if reverse:
+        bar.ax.yaxis.set_major_formatter(lambda value, _: f"{least + most - value:g}")
+    if label:
+        bar.set_label(label)
+    return shown

@@ -31,14 +31,25 @@ from varifocal.report.comparison_tables import (
     scaled_down,
     verdicts,
 )
+from varifocal.report.focus import cache_table, fact_table, ruler_table, speed_table
+from varifocal.report.focus import loss_table as focus_loss_table
 from varifocal.report.page.analysis_figures import analysis_figures
-from varifocal.report.page.answer import Answer, answer_of_comparison, answer_of_run
+from varifocal.report.page.answer import Answer, answer_of_comparison, answer_of_focus, answer_of_run, losses_of_map
 from varifocal.report.page.bench_figures import PASSES, bench_figures
 from varifocal.report.page.drawing import OWN_ID
 from varifocal.report.page.figure import Figure
+from varifocal.report.page.focus_figures import (
+    cost_figure,
+    curve_figure,
+    facts_figure,
+    gates_figure,
+    kind_figure,
+    map_figure,
+    position_figure,
+)
 from varifocal.report.page.gate_figures import gate_figures
 from varifocal.report.page.loss_figures import comparison_figures, run_figure
-from varifocal.report.page.sources import RunFiles, Source
+from varifocal.report.page.sources import FocusFiles, RunFiles, Source
 from varifocal.report.table import Table
 from varifocal.results.analysis import Analysis
 from varifocal.results.attention_bench import AttentionBench
@@ -131,8 +142,11 @@ def require_packages() -> None:
 
 
 def section_of(source: Source) -> Section:
-    """The section of a comparison or of a run."""
+    """The section of a comparison, of a run or of a focused model."""
     section = Section(source.title, None, notes=list(source.notes))
+    if source.focus is not None:
+        add_focus(section, source.focus)
+        return section
     if source.comparison is not None:
         add_comparison(section, source.comparison)
     else:
@@ -170,6 +184,40 @@ def add_comparison(section: Section, comparison: Comparison) -> None:
         section.parts.append(Part("Recall by distance", tables=(ShownTable("Right answers", recall, below),)))
     cost = ShownTable("Cost of training", cost_table(comparison), f"{line} {cost_legend(comparison)}")
     section.parts.append(Part("Cost", tables=(cost,)))
+
+
+def add_focus(section: Section, files: FocusFiles) -> None:
+    """Add the map of a focused model, what it costs, and where."""
+    record, measured = files.map, files.measured
+    section.answer = answer_of_focus(files)
+    plan = record.fit
+    section.setting = (
+        f"{plan.get('way')} on {record.texts}, {plan.get('steps')} steps, seed {plan.get('seed')}, window "
+        f"{plan.get('window')}, {record.sinks} sinks"
+    )
+    section.parts.append(Part("The map", figures=(map_figure(record),)))
+    found = None if measured is None else losses_of_map(record, measured)
+    if measured is not None and found is not None:
+        row, dense = found
+        costs = (curve_figure(measured), cost_figure(measured), facts_figure(measured, row.name, row.keep))
+        tables = [
+            ShownTable(title, rows)
+            for title, rows in (
+                ("Loss of every map against dense", focus_loss_table(measured)),
+                ("Facts found, of those that dense finds, by fifth of the text", fact_table(measured)),
+                ("Cache", cache_table(measured)),
+                ("Speed", speed_table(measured)),
+                ("RULER", ruler_table(measured)),
+            )
+            if len(rows) > 1
+        ]
+        section.parts.append(Part("What it costs", figures=tuple(one for one in costs if one is not None)))
+        places = [one for one in (position_figure(measured, row, dense), kind_figure(measured, row, dense)) if one]
+        if places:
+            section.parts.append(Part("Where it is lost", figures=tuple(places)))
+        section.parts.append(Part("All numbers", tables=tuple(tables), folded=True))
+    if (gates := gates_figure(record)) is not None:
+        section.parts.append(Part("The fit", figures=(gates,), folded=True))
 
 
 def add_gates(section: Section, source: Source) -> None:
@@ -254,7 +302,10 @@ def limits(sources: Sequence[Source], bench: AttentionBench | None) -> Iterator[
             "Speed and time of training are those of the cells as they ran, together with whatever else the machine "
             "was doing."
         )
-    yield "Intervals over seeds cover weights and data order, not the choice of data, tokenizer or split."
+    if any(source.runs or source.comparison for source in sources):
+        yield "Intervals over seeds cover weights and data order, not the choice of data, tokenizer or split."
+    if any(source.focus is not None for source in sources):
+        yield ("The map is one fit with one seed; intervals cover the texts that were measured, not other fits.")
     if any(run.traces for source in sources for run in source.every_run()):
         yield "Gates over training come from the same few validation rows each time; they have no interval over texts."
     if any(run.analyses for source in sources for run in source.every_run()):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from varifocal.results.analysis import Analysis
 from varifocal.results.comparison import ComparisonRecord, PlanRecord, cell_folder, cell_name
+from varifocal.results.focus import FocusMap, FocusMeasure, FocusQuestion
 from varifocal.results.gate_traces import GATES, Traces, read_gate_traces
 from varifocal.results.metrics import METRICS, MetricsEntry, read_metrics, validation_curve
 from varifocal.results.run import CONFIG, RunEnvironment, RunSummary
@@ -36,17 +37,29 @@ class RunFiles:
 
 
 @dataclass(frozen=True, eq=False)
+class FocusFiles:
+    """The files of a focused model."""
+
+    map: FocusMap
+    measured: FocusMeasure | None
+    question: FocusQuestion | None
+
+
+@dataclass(frozen=True, eq=False)
 class Source:
-    """A comparison with its runs, or one run."""
+    """A comparison with its runs, one run, or a focused model."""
 
     path: Path
     comparison: Comparison | None
     runs: dict[str, list[RunFiles]]
     """By arm."""
     notes: list[str] = field(default_factory=list)
+    focus: FocusFiles | None = None
 
     @property
     def title(self) -> str:
+        if self.focus is not None:
+            return f"{Path(self.focus.map.source).stem}, focused"
         return self.comparison.title if self.comparison else self.path.absolute().name
 
     def every_run(self) -> Iterator[RunFiles]:
@@ -55,9 +68,11 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """A folder of `varifocal compare` or `ablate`, its comparison.json, or a run's folder; ValueError otherwise."""
+    """A folder of `compare`, `ablate`, `train` or `focus`, or a comparison.json; ValueError otherwise."""
     if not path.exists():
-        raise ValueError(f"{path} does not exist; give the folder of a run or of a comparison")
+        raise ValueError(f"{path} does not exist; give the folder of a run, of a comparison or of a focused model")
+    if (path / FocusMap.filename).is_file():
+        return read_focus(path)
     if (path / PlanRecord.filename).is_file():
         return read_comparison_folder(path)
     if path.is_file() or (path / ComparisonRecord.filename).is_file():
@@ -71,9 +86,34 @@ def read_source(path: Path) -> Source:
         run = read_run(path, path.absolute().name)
         return Source(path, None, {run.name: [run]}, list(run.notes))
     raise ValueError(
-        f"{path} is neither a run nor a comparison: there is no {PlanRecord.filename}, {ComparisonRecord.filename} or "
-        f"{CONFIG} in it; give a folder that 'varifocal train', 'compare' or 'ablate' wrote"
+        f"{path} is neither a run nor a comparison nor a focused model: there is no {PlanRecord.filename}, "
+        f"{ComparisonRecord.filename}, {CONFIG} or {FocusMap.filename} in it; give a folder that 'varifocal train', "
+        "'compare', 'ablate' or 'focus' wrote"
     )
+
+
+def read_focus(path: Path) -> Source:
+    """The folder of a focused model; what was not measured or asked is None."""
+    notes = []
+    measured, question = None, None
+    if (file := path / FocusMeasure.filename).is_file():
+        try:
+            measured = FocusMeasure.read(file)
+        except ValueError as error:
+            notes.append(f"{error}.")
+    else:
+        notes.append(
+            f"What it costs was not measured: 'varifocal measure {path} SOURCE --texts TEXTS --json {file}' does that."
+        )
+    if (file := path / FocusQuestion.filename).is_file():
+        try:
+            question = FocusQuestion.read(file)
+        except ValueError as error:
+            notes.append(f"{error}.")
+    record = FocusMap.read(path / FocusMap.filename)
+    if not record.heads:
+        raise ValueError(f"{path / FocusMap.filename} has no heads; make the map again")
+    return Source(path, None, {}, notes, FocusFiles(record, measured, question))
 
 
 def read_comparison_folder(path: Path) -> Source:

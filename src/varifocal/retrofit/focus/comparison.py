@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from varifocal.environment import environment
 from varifocal.model import load_model
@@ -34,6 +35,13 @@ STRETCHES = 16
 FACT_DOCUMENTS = 40
 """Documents that facts are planted into."""
 DENSE = "dense"
+Kinds = Callable[[Tensor, Any], Mapping[str, Tensor]]
+"""From tokens [N, T] and their tokenizer to which of them [N, T] are of each kind."""
+
+
+def no_kinds(rows: Tensor, tokenizer: Any) -> Mapping[str, Tensor]:
+    """For those who do not ask."""
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +181,7 @@ def measure_texts(
     wanted: Measuring,
     journal: Journal,
     *,
+    kinds: Kinds = no_kinds,
     on_count: OnCount = lambda what, done, total: None,
 ) -> None:
     """Losses, the dense model's curve, and facts of all contestants; the first of them is dense.
@@ -185,6 +194,7 @@ def measure_texts(
         sources: long documents, others than those of the fit; facts are planted into the last one's.
         wanted: how much of what.
         journal: where results go.
+        kinds: which tokens are of which kind, to tell what is lost where.
         on_count: called with what is measured, how much of it is done, and how much there is.
     """
     longest = max(
@@ -200,7 +210,9 @@ def measure_texts(
                 opened, dense, source, wanted.curve_length, wanted.curve_documents, journal, on_count=on_count
             )
         if wanted.documents:
-            measure_losses(opened, maps, source, wanted.length, wanted.documents, journal, on_count=on_count)
+            measure_losses(
+                opened, maps, source, wanted.length, wanted.documents, journal, kinds=kinds, on_count=on_count
+            )
     if wanted.questions:
         library = Library(
             sources[-1].documents(), opened.tokenizer, least=max(wanted.fact_lengths), most=FACT_DOCUMENTS
@@ -219,6 +231,7 @@ def measure_losses(
     documents: int,
     journal: Journal,
     *,
+    kinds: Kinds = no_kinds,
     on_count: OnCount,
 ) -> None:
     """The loss of all contestants on so many documents."""
@@ -229,6 +242,7 @@ def measure_losses(
     rows = library.passages(length, documents)
     done = sum(min(len(row.documents), documents) for row in known)
     for number, tokens in enumerate(rows):
+        flags = kinds(tokens[None], opened.tokenizer)
         for one in maps:
             row = journal.losses_of(one, source.name, length)
             if len(row.documents) > number:
@@ -236,9 +250,24 @@ def measure_losses(
             with one.reading() as gated:
                 losses = loss_by_position(gated, tokens[None])[0]
             stretches = tuple(round(float(part.double().mean()), 6) for part in losses.tensor_split(STRETCHES))
-            journal.put_losses(replace(row, documents=(*row.documents, stretches)))
+            row = replace(row, documents=(*row.documents, stretches))
+            journal.put_losses(with_kinds(row, losses, flags))
             done += 1
             on_count(f"loss on {source.name} at {length}", done, documents * len(maps))
+
+
+def with_kinds(row: MapLosses, losses: Tensor, kinds: Mapping[str, Tensor]) -> MapLosses:
+    """A row with the losses [T - 1] of its last document by kind of token; kinds begin with the first document."""
+    if not kinds or (len(row.documents) > 1 and row.kinds is None):
+        return row
+    known, counts = dict(row.kinds or {}), dict(row.kind_tokens or {})
+    for kind, flags in kinds.items():
+        # The loss at a place is that of the token after it.
+        those = losses[flags[0, 1:]]
+        mean = round(float(those.double().mean()), 6) if len(those) else None
+        known[kind] = (*known.get(kind, ()), mean)
+        counts[kind] = counts.get(kind, 0) + len(those)
+    return replace(row, kinds=known, kind_tokens=counts)
 
 
 def measure_facts(
