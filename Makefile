@@ -1,9 +1,9 @@
 # Two commands to begin with: `make demo` and `make test`. Both first create .venv with the pinned packages.
 PYTHON ?= python3
 BIN := .venv/bin
-CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py
+CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py docs/site.py
 
-.PHONY: demo compare test lint types unit fuzz sanitize clients hf-suite results docs setup clean
+.PHONY: demo compare test lint types unit fuzz sanitize clients hf-suite results docs site setup clean
 
 # A pretrained model that reads less: five minutes on two cores. The model comes with a package; what that package needs
 # to run it itself is not installed.
@@ -97,5 +97,15 @@ docs: setup
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/ecosystem.py
 
+# The documents as a site with search that needs no network: build/site/index.html.
+site: .venv-site/installed
+	.venv-site/bin/python docs/site.py
+	.venv-site/bin/mkdocs build --quiet
+
+.venv-site/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.26'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients .venv-site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
