@@ -74,11 +74,12 @@ clients: .venv-clients/installed
 
 # transformers' own tests of a language model, from a checkout of its repository at the tag of the installed version:
 # make hf-suite TRANSFORMERS=folder. They take some minutes for each mechanism; ONLY='head_gated and generate' runs fewer.
-ONLY ?= test
+# A run of everything writes results/hf_suite.json and the tables in docs/ecosystem.md.
 hf-suite: setup .venv/hf-suite
 	@test -f "$(TRANSFORMERS)/tests/causal_lm_tester.py" || { echo 'TRANSFORMERS must name a checkout of huggingface/transformers, got "$(TRANSFORMERS)"'; exit 1; }
 	TRANSFORMERS='$(abspath $(TRANSFORMERS))' HF_HUB_OFFLINE=1 $(BIN)/pytest -c tests/hf_suite/pytest.ini --rootdir=tests/hf_suite \
-	    --confcutdir=tests/hf_suite -n 2 -rfE -k '$(ONLY)' tests/hf_suite/causal_lm.py
+	    --confcutdir=tests/hf_suite -n 2 -rfE $(if $(ONLY),-k '$(ONLY)',--suite-json results/hf_suite.json) tests/hf_suite/causal_lm.py
+	$(if $(ONLY),,$(BIN)/python docs/ecosystem.py)
 
 .venv/hf-suite: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt parameterized httpx

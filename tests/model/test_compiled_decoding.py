@@ -11,7 +11,7 @@ from transformers import CompileConfig, StaticCache
 from tests.model.models import VARIANTS, mechanisms, random_tokens, small_model
 from varifocal.model.memory_layer import can_be_compiled, keep_all_tokens
 
-COMPILED = ("dense", "head_gated", "context_adaptive", "local", "local window", "focused")
+COMPILED = ("head_gated", "context_adaptive", "local window", "focused")
 
 
 def compiled_options() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from varifocal.results.comparison import ComparisonRecord
 from varifocal.results.conformance import read_conformance, write_conformance
 from varifocal.results.data_bench import DataBench
 from varifocal.results.files import FileRecord, write_whole
+from varifocal.results.hf_suite import SuiteRuns
 from varifocal.results.metrics import MetricsEntry, read_metrics, validation_curve, write_metrics
 from varifocal.results.model_bench import ModelBench
 from varifocal.results.plan_check import PlanCheck
@@ -33,6 +34,7 @@ COMMITTED: list[tuple[type[FileRecord], Path]] = [
         (PlanCheck, "plan_check.json"),
         (RetrofitResult, "retrofit_*.json"),
         (ClientRuns, "clients.json"),
+        (SuiteRuns, "hf_suite.json"),
     )
     for path in sorted(RESULTS.glob(pattern))
 ]
