@@ -21,7 +21,7 @@ def test_mechanism_keeps_every_promise_in_float64(name: str) -> None:
     conformance.assert_conforms(name)
 
 
-# The narrowest type for all of them; the others lie between it and float64.
+# The coarsest type for all of them. float16 has another range, and is held for those with the most parts alone.
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
