@@ -117,7 +117,7 @@ def run(
 
 def show(console: Console, result: FocusMeasure) -> None:
     """All tables that there is something for."""
-    from varifocal.report.focus import cache_table, curve_table, fact_table, loss_table, ruler_table, speed_table
+    from varifocal.report.focus import cache_table, curve_table, fact_table, loss_table, speed_table
 
     for title, table in (
         ("dense: loss by position", curve_table(result)),
@@ -125,7 +125,6 @@ def show(console: Console, result: FocusMeasure) -> None:
         ("facts found of those that dense finds, and where they stood", fact_table(result)),
         ("cache, and what is alive in a request against dense", cache_table(result)),
         ("speed", speed_table(result)),
-        ("RULER", ruler_table(result)),
     ):
         if len(table) > 1:
             print_table(console, title, table)

@@ -153,15 +153,3 @@ def median(values: Sequence[float]) -> float:
     """The middle one."""
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-
-
-def ruler_table(result: FocusMeasure) -> Table:
-    """RULER's scores, a row for each task and length."""
-    names = list(dict.fromkeys((row.name, row.keep) for row in result.ruler))
-    scores = {(row.task, row.length, row.name, row.keep): row for row in result.ruler}
-    table = [["task", "tokens", "samples", *(f"{name} {keep:.2f}" for name, keep in names)]]
-    for task, length in dict.fromkeys((row.task, row.length) for row in result.ruler):
-        rows = [scores.get((task, length, *one)) for one in names]
-        samples = str(max(row.samples for row in rows if row is not None))
-        table.append([task, str(length), samples, *("" if row is None else f"{row.score:.2f}" for row in rows)])
-    return table

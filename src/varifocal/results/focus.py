@@ -124,18 +124,6 @@ class MapSpeed(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RulerScore(Record):
-    """A task of RULER."""
-
-    name: str
-    keep: float
-    task: str
-    length: int
-    samples: int
-    score: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class FocusMeasure(FileRecord):
     """A result of `varifocal measure`; what is in it is not measured again."""
 
@@ -152,7 +140,6 @@ class FocusMeasure(FileRecord):
     facts: tuple[MapFacts, ...] = ()
     caches: tuple[MapCache, ...] = ()
     speeds: tuple[MapSpeed, ...] = ()
-    ruler: tuple[RulerScore, ...] = ()
     environment: Environment | None = maybe()
 
 
