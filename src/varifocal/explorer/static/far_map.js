@@ -5,7 +5,7 @@ import { percent, readShade } from "./shades.js";
 export function showFarMap(section, far, windows, near, now, go) {
   section.hidden = false;
   section.querySelector(".far-words").textContent =
-    `Of what it reads, the share that is ${near} tokens back or more. ` +
+    `Of what it reads, the share that is ${near} tokens back or more, without the first four tokens, on which heads rest. ` +
     (windows.some((layer) => layer.some((size) => size !== null)) ? "A dot is a head with a window: it cannot read there." : "");
   const head = document.createElement("tr");
   head.append(heading("layer", "col"), ...far[0].map((_, index) => heading(String(index), "col")));
