@@ -31,7 +31,7 @@ from varifocal.report.comparison_tables import (
     scaled_down,
     verdicts,
 )
-from varifocal.report.focus import cache_table, fact_table, ruler_table, speed_table
+from varifocal.report.focus import cache_table, fact_table, speed_table
 from varifocal.report.focus import loss_table as focus_loss_table
 from varifocal.report.page.analysis_figures import analysis_figures
 from varifocal.report.page.answer import Answer, answer_of_comparison, answer_of_focus, answer_of_run, losses_of_map
@@ -207,7 +207,6 @@ def add_focus(section: Section, files: FocusFiles) -> None:
                 ("Facts found, of those that dense finds, by fifth of the text", fact_table(measured)),
                 ("Cache", cache_table(measured)),
                 ("Speed", speed_table(measured)),
-                ("RULER", ruler_table(measured)),
             )
             if len(rows) > 1
         ]
