@@ -8,11 +8,12 @@ from torch import Tensor
 
 from varifocal.attention.backends import prepare
 from varifocal.attention.checks import as_branches, check_equation, check_heads, check_layout, check_tokens
+from varifocal.attention.repeats import answer_again, is_plain, learn
 from varifocal.equations.branches import Branch
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, make_layout
 from varifocal.equations.normalizers import Normalizer
-from varifocal.equations.problem import Attended, Problem, Shortcuts
+from varifocal.equations.problem import Asked, Attended, Problem, Shortcuts
 from varifocal.equations.scores import Dot, Score
 
 
@@ -54,12 +55,17 @@ def attend(
     Returns:
         The output, each branch's logsumexp, and what each top-k selected. A query that sees nothing gets 0.
     """
+    equation = Equation(as_branches(branches), weights, Dot() if score is None else score, normalizer, relative_values)
+    if layout is None and documents is None and positions is None and is_plain(equation):
+        # As most decoded tokens come: where the queries stand follows from the number of keys.
+        asked = Asked(q, k, v, equation.branches, weights, equation.score, shortcuts, wants_logsumexp=True)
+        if (attended := answer_again(asked, backend)) is not None:
+            return attended
     if layout is None:
         layout = lay_out(q, k, v, documents=documents, positions=positions)
     else:
         check_heads(q, k, v)
         check_layout(q, k, layout, documents=documents, positions=positions)
-    equation = Equation(as_branches(branches), weights, Dot() if score is None else score, normalizer, relative_values)
     return evaluate(equation, q, k, v, layout=layout, shortcuts=shortcuts, backend=backend)
 
 
@@ -75,6 +81,11 @@ def evaluate(
     wants_logsumexp: bool = True,
 ) -> Attended:
     """An equation on queries, keys and values that are known to fit their layout."""
+    asked = None
+    if layout.first_place is not None and is_plain(equation):
+        asked = Asked(q, k, v, equation.branches, equation.weights, equation.score, shortcuts, wants_logsumexp)
+        if (again := answer_again(asked, backend)) is not None:
+            return again
     check_equation(q, k, equation, aligned=layout.aligned)
     problem = Problem(
         q=q,
@@ -90,6 +101,8 @@ def evaluate(
         wants_logsumexp=wants_logsumexp,
     )
     attended: Attended = prepare(backend, problem, device=q.device.type)()
+    if asked is not None:
+        learn(asked, backend)
     return attended
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +48,19 @@ class Problem:
     shortcuts: Shortcuts | None = None
     wants_logsumexp: bool = True
     """Whether anybody looks at it; if not, a branch whose weights are 0 need not be read at all."""
+
+
+class Asked(NamedTuple):
+    """A call whose queries are the last tokens of rows that are one document each."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    branches: Sequence[Branch]
+    weights: Tensor | None
+    score: Score
+    shortcuts: Shortcuts | None
+    wants_logsumexp: bool
 
 
 class Attended(NamedTuple):

@@ -32,6 +32,7 @@ from varifocal.equations.branches import (
 from varifocal.equations.branches.head_sizes import HeadSizes, each_head
 from varifocal.equations.normalizers import Entmax, SinkLogit
 from varifocal.equations.problem import (
+    Asked,
     Attended,
     DivergenceProblem,
     PoolingProblem,
@@ -40,12 +41,13 @@ from varifocal.equations.problem import (
     SummaryProblem,
 )
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate
-from varifocal.kernels.native import abi, library
+from varifocal.kernels.native import abi, lanes, library
 from varifocal.kernels.native.clustered import ClusteredBranch, as_clustered, attend_clustered
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
 from varifocal.kernels.native.entmax import attend_entmax
 from varifocal.kernels.native.indexer import mean_divergence, why_no_divergence
 from varifocal.kernels.native.inference import mixture_plainly
+from varifocal.kernels.native.lanes import Places, Run, WindowAndTopKLane, WindowLane
 from varifocal.kernels.native.mixture import (
     CAUSAL,
     MAX_BRANCHES,
@@ -229,6 +231,42 @@ def kind_of(branch: Branch, heads: int) -> Kind | None:
     if isinstance(branch, Segments):
         return branch
     return as_mixture(branch) or as_scattered(branch) or as_top_k(branch) or of_clusters(branch, heads)
+
+
+def recall(asked: Asked) -> Run | None:
+    """What runs a call at once, because one of its kind was run before."""
+    return lanes.lane_of(lanes.key_of(asked))
+
+
+def learn(asked: Asked) -> None:
+    """Remember the kind of a call that has just been run."""
+    key = lanes.key_of(asked)
+    if key is not None and lanes.lane_of(key) is None and (run := lane_for(asked)) is not None:
+        lanes.keep(key, run)
+
+
+def lane_for(asked: Asked) -> Run | None:
+    """What runs calls of the kind of one that has just been run; None where the general way is the only one."""
+    kinds = [kind_of(branch, asked.q.shape[1]) for branch in asked.branches]
+    windows = [kind for kind in kinds if isinstance(kind, MixtureBranch)]
+    tops = [kind for kind in kinds if isinstance(kind, TopKBranch)]
+    if len(windows) == len(kinds) <= MAX_BRANCHES:
+        places = Places(asked.q.shape[0], asked.q.shape[2])
+        return WindowLane(asked, windows, weighted=asked.weights is not None, places=places)
+    assert isinstance(asked.score, Dot)
+    ranked_as_read = asked.score.factor(asked.q.shape[3]) > 0
+    if len(kinds) != 2 or not windows or not tops or asked.weights is None or not ranked_as_read:
+        return None
+    top_k, means = tops[0].top_k, None if asked.shortcuts is None else asked.shortcuts.block_means
+    if top_k.block > LONGEST_BLOCK or (means is not None and means.shape[2] * top_k.block < asked.k.shape[2]):
+        return None
+    return WindowAndTopKLane(
+        asked, windows[0], top_k, include_self=tops[0].include_self, window_first=isinstance(kinds[0], MixtureBranch)
+    )
+
+
+LONGEST_BLOCK = 1 << 20
+"""Of the blocks that a lane selects: their size is an int32 in C, and nobody decodes with longer ones."""
 
 
 def scale_of(problem: Problem) -> Tensor | float:
