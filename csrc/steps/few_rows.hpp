@@ -54,7 +54,7 @@ template <int COUNT>
 VF_INLINE void multiply_scaled_row(float *to, const int8_t *row, const float *scales, int64_t group,
                                    const float *const *x, int64_t columns) {
     Vec total[COUNT] = {};
-    for (int64_t first = 0; first < columns; first += group) {
+    for (int64_t first = 0; first < columns; first += group, scales++) {
         Vec even[COUNT] = {}, odd[COUNT] = {};
         int64_t d = first;
         for (; d + 2 * LANES <= first + group; d += 2 * LANES) {
@@ -64,7 +64,7 @@ VF_INLINE void multiply_scaled_row(float *to, const int8_t *row, const float *sc
         }
         for (; d < first + group; d += LANES)
             for (int r = 0; r < COUNT; r++) even[r] += load(row + d) * load(x[r] + d);
-        Vec scale = splat(scales[first / group]);
+        Vec scale = splat(*scales);
         for (int r = 0; r < COUNT; r++) total[r] += scale * (even[r] + odd[r]);
     }
     for (int r = 0; r < COUNT; r++) to[r] = sum_lanes(total[r]);

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from varifocal import Causal, Window
-from varifocal.attention.attend import evaluate, lay_out
+from varifocal.attention.attend import attend
 from varifocal.attention.backends import BACKENDS
 from varifocal.bench.attention.workload import Inputs, Law, Workload, make_inputs
 from varifocal.bench.rows import REFERENCE, rows_of_ours, serves
@@ -96,11 +96,12 @@ def is_served(law: Callable[[Inputs], Law], workload: Workload, backend: str) ->
 
 
 def run_law(inputs: Inputs, *, law: Callable[[Inputs], Law], backend: str) -> Tensor:
-    """Our attention on a backend, called as a layer of a model calls it."""
+    """Our attention on a backend, called as anybody calls it."""
     equation, shortcuts = law(inputs)
-    q, k, v = inputs.q, inputs.k, inputs.v
-    layout = lay_out(q, k, v)
-    return evaluate(equation, q, k, v, layout=layout, shortcuts=shortcuts, backend=backend).output
+    return attend(
+        inputs.q, inputs.k, inputs.v, branches=equation.branches, weights=equation.weights, score=equation.score,
+        normalizer=equation.normalizer, shortcuts=shortcuts, backend=backend,
+    ).output  # fmt: skip
 
 
 def run_sdpa_causal(inputs: Inputs) -> Tensor:

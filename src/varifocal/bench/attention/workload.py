@@ -93,7 +93,7 @@ class Inputs:
     exact: bool
     source: Inputs | None = None
     """The inputs that this is a float64 copy of, if it is one."""
-    laws: dict[str, Law] = field(default_factory=dict)
+    laws: dict[Any, Law] = field(default_factory=dict)
     made: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that laws carry and a backward pass may reach, by name."""
 
@@ -109,8 +109,10 @@ class Inputs:
 
     def law(self, mechanism: str, options: Mapping[str, Any]) -> Law:
         """The equation of a mechanism for these queries and keys; its tensors are leaves of their own."""
-        name = f"{mechanism} {sorted(options.items())}"
-        if name not in self.laws:
+        # By a plain key: this is asked for at every timed call.
+        key = (mechanism, *options.items())
+        if key not in self.laws:
+            name = f"{mechanism} {sorted(options.items())}"
             given = self.fresh_law if self.source is None else self.source.law
             made = given(mechanism, options)
             own = {} if self.source is None else {id(self.source.q): self.q, id(self.source.k): self.k}
@@ -127,8 +129,8 @@ class Inputs:
                 self.made[f"{name} {number}"] = own[id(tensor)] = kept
                 return kept
 
-            self.laws[name] = Law(mapped(made.equation, leaf), None if self.source is not None else made.shortcuts)
-        return self.laws[name]
+            self.laws[key] = Law(mapped(made.equation, leaf), None if self.source is not None else made.shortcuts)
+        return self.laws[key]
 
     @torch.no_grad()
     def fresh_law(self, mechanism: str, options: Mapping[str, Any]) -> Law:

@@ -230,7 +230,8 @@ class WindowAndTopKLane:
         selected = self.choose(q, k, shortcuts, keys, first)
         weights = gate_of(weights.movedim(-1, 0))
         logsumexp = torch.empty((2, *self.rows))
-        output = self.near.fill(q, k, v, [width_of(branches[self.near_row])])
+        widths = [width_of(branches[self.near_row])]  # alive until the kernel has read them
+        output = self.near.fill(q, k, v, widths)
         self.near.call.weights = weights.data_ptr() + weights.stride(0) * 4 * self.near_row
         self.near.call.logsumexp = logsumexp.data_ptr() + logsumexp.stride(0) * 4 * self.near_row
         library.call("mixture_forward", self.near.call)
