@@ -270,7 +270,8 @@ def test_plan_fits_a_hundred_columns_and_tells_what_compiling_brings() -> None:
 def test_train_takes_a_text_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("\n\n".join(f"Line {number} tells of {number * 7 % 13}." * 5 for number in range(300)))
-    few = ["--set", "optimization.steps=2", "--set", "optimization.length=64", "--set", "validation.tokens=256"]
+    changed = ("steps=2", "warmup_steps=1", "length=64")
+    few = [part for one in changed for part in ("--set", f"optimization.{one}")] + ["--set", "validation.tokens=256"]
     done = CliRunner().invoke(app, ["train", "my.txt", *few], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "runs/my/model/config.json").is_file()

@@ -36,7 +36,13 @@ def head_output(opened: OpenedModel, ids: list[int]) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         opened.model(torch.tensor([ids]), use_cache=False)
     handle.remove()
-    return seen[0]
+    output, values = seen[0]
+    # What a mechanism adds to values by their distance is in the output, and not in the weights.
+    added = getattr(attention.mechanism, "value_vectors", None)
+    if added is not None:
+        distance = (TOKEN - torch.arange(len(values))).clamp(0, len(added) - 1)
+        values = values + added.detach()[distance]
+    return output, values
 
 
 @every_variant

@@ -275,7 +275,9 @@ def test_broken_config_is_refused_in_a_sentence(llama: Path) -> None:
 
 
 def test_missing_source_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not exist; expected a folder with safetensors, a \.gguf file, or"):
+    with pytest.raises(
+        ValueError, match=r"does not exist; expected a folder with safetensors, a \.gguf file, owner/name"
+    ):
         load_pretrained(tmp_path / "nowhere")
 
 

@@ -74,20 +74,22 @@ def cache_size(config: VarifocalConfig, length: int, *, bytes_per_number: int = 
     """The cache of keys, values and what mechanisms note of past keys."""
     per_token = at_length = 0
     for mechanism in layer_mechanisms(config):
-        numbers, kept = remembered_numbers(mechanism), mechanism.memory().kept(length)
-        per_token += numbers * bytes_per_number
-        at_length += round(numbers * bytes_per_number * kept)
+        size, kept = remembered_bytes(mechanism, bytes_per_number), mechanism.memory().kept(length)
+        per_token += size
+        at_length += round(size * kept)
     return CacheSize(per_token, at_length)
 
 
-def remembered_numbers(mechanism: Mechanism[Any]) -> int:
-    """How many numbers a layer keeps for each past token, counted in its memory after one token."""
+def remembered_bytes(mechanism: Mechanism[Any], bytes_per_number: int) -> int:
+    """What a layer keeps for each past token, counted in its memory after one token."""
     shape = mechanism.shape
     key = torch.zeros(1, shape.kv_heads, 1, shape.head_width)
     query = torch.zeros(1, shape.heads, 1, shape.head_width)
     with torch.no_grad():
         kept = mechanism.memory().append(torch.zeros(1, 1, shape.model_width), query, key, key)
-    return sum(entries.numel() for entries in (kept.k, kept.v, *kept.notes.values()))
+    entries = (kept.k, kept.v, *kept.notes.values())
+    # Integers, which name things, keep their size whatever the model's numbers are.
+    return sum(one.numel() * bytes_per_number if one.is_floating_point() else one.nbytes for one in entries)
 
 
 def layer_mechanisms(config: VarifocalConfig) -> list[Mechanism[Any]]:

@@ -247,6 +247,8 @@ def learn(asked: Asked) -> None:
 
 def lane_for(asked: Asked) -> Run | None:
     """What runs calls of the kind of one that has just been run; None where the general way is the only one."""
+    if why_not_wide(asked.q) is not None:
+        return None
     kinds = [kind_of(branch, asked.q.shape[1]) for branch in asked.branches]
     windows = [kind for kind in kinds if isinstance(kind, MixtureBranch)]
     tops = [kind for kind in kinds if isinstance(kind, TopKBranch)]

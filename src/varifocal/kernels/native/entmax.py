@@ -157,7 +157,7 @@ class Candidates(NamedTuple):
 
     def put(self, like: Tensor, values: Tensor) -> Tensor:
         """Values back in their places, 0 elsewhere."""
-        return torch.zeros_like(like).masked_scatter_(self.mask, values.float())
+        return torch.zeros_like(like, dtype=torch.float32).masked_scatter_(self.mask, values.float())
 
 
 def candidates_of(mask: Tensor) -> Candidates:

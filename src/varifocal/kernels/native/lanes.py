@@ -60,7 +60,7 @@ def keep(key: Any, run: Run) -> None:
 def key_of(asked: Asked) -> Any:
     """All that distinguishes one kind of call from another, but for the number of keys; None if no lane serves it."""
     q, k, v, branches, weights, score, shortcuts, wants = asked
-    if type(score) is not Dot or not runs_plainly((q, k, v, weights)):
+    if type(score) is not Dot or not all_tensors(q, k, v) or not runs_plainly((q, k, v, weights)):
         return None
     shape, held = q.shape, k.shape
     if len(shape) != 4 or len(held) != 4 or held != v.shape or not q.is_cpu or not k.is_cpu or not v.is_cpu:
@@ -80,10 +80,20 @@ def key_of(asked: Asked) -> Any:
         if kind is None:
             return None
         kinds.append(kind)
-    gate = None if weights is None else (weights.shape, weights.dtype, weights.is_cpu)
+    if weights is None:
+        gate = None
+    elif all_tensors(weights):
+        gate = weights.shape, weights.dtype, weights.is_cpu
+    else:
+        return None
     means = None if shortcuts is None else shape_of_means(shortcuts)
     threads = torch.get_num_threads()
     return shape, held[1], dtype, tuple(kinds), gate, score.scale, means, wants, threads, library.target()
+
+
+def all_tensors(*values: object) -> bool:
+    """Whether values are what a call says they are; if not, the general way explains it."""
+    return all(isinstance(value, Tensor) for value in values)
 
 
 def shape_of_means(shortcuts: Shortcuts) -> Any:
@@ -99,7 +109,7 @@ def kind_of(branch: Branch) -> Any:
         return branch
     if kind is SoftWindow:
         width = branch.width  # type: ignore[attr-defined]
-        if not runs_plainly((width,)):
+        if not all_tensors(width) or not runs_plainly((width,)):
             return None
         return kind, width.shape, width.dtype, width.is_cpu, branch.edge, branch.limit  # type: ignore[attr-defined]
     if kind is TopK:
