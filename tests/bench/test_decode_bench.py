@@ -15,7 +15,7 @@ from varifocal.bench.decode.run import Plan, bench_decode
 from varifocal.cli.main import app
 from varifocal.model import VarifocalConfig, VarifocalForCausalLM
 from varifocal.model.weights import weight_bytes
-from varifocal.report.decode_bench import decode_table, loss_sentence, speed_table
+from varifocal.report.decode_bench import decode_table, loss_sentence, speculation_sentence, speed_table
 from varifocal.results.decode_bench import DecodeBench
 
 SIZES: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_loss_of_narrow_weights_and_speculation_are_measured_on_a_text(tmp_path:
     drawn = torch.randint(0, 96, (400,), generator=torch.Generator().manual_seed(0)).tolist()
     (tmp_path / "text.txt").write_text(" ".join(words[place] for place in drawn), encoding="utf-8")
     plan = Plan(
-        source=str(tmp_path / "model"), contexts=(8,), names=("dense", "dense int8"), rounds=1, tokens=1,
+        source=str(tmp_path / "model"), contexts=(8, 72), names=("dense", "dense int8"), rounds=1, tokens=1,
         text=tmp_path / "text.txt", documents=5, length=80, buffer=1 << 20,
     )  # fmt: skip
     bench = bench_decode(plan)
@@ -104,11 +104,13 @@ def test_loss_of_narrow_weights_and_speculation_are_measured_on_a_text(tmp_path:
     assert (loss.loss.count, loss.tokens, loss.text) == (5, 5 * 79, "text.txt")
     assert 0 < abs(loss.difference.mean) < 0.01
     assert "over 5 documents (395 tokens of text.txt)" in loss_sentence(loss)
-    assert [(row.kind, row.same_text, row.tokens) for row in bench.speculation] == [
-        ("prompt lookup", True, 48),
-        ("int8 assistant", True, 48),
+    assert [(row.kind, row.prompt, row.context, row.same_text, row.tokens) for row in bench.speculation] == [
+        (kind, prompt, 72, True, 48)
+        for prompt in ("running", "repeating")
+        for kind in ("prompt lookup", "int8 assistant")
     ]
     # A narrow model says nearly always what the wide one says.
-    assert bench.speculation[1].calls < 30
+    assert all(row.calls < 30 for row in bench.speculation if row.kind == "int8 assistant")
+    assert "after a running text of 72 tokens: 48 tokens in" in speculation_sentence(bench.speculation[0])
     with pytest.raises(ValueError, match="--text compares a mechanism with its int8 weights; name both"):
         Plan(source="x", names=("dense",), text=tmp_path / "text.txt")

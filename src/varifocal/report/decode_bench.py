@@ -58,4 +58,7 @@ def loss_sentence(one: LossOfWeights) -> str:
 def speculation_sentence(row: SpeculationRow) -> str:
     """What speculative generation gained."""
     same = "the same text" if row.same_text else "another text"
-    return f"{row.name}, {row.kind}: {row.tokens} tokens in {row.calls} calls, {row.speedup:.2f} times as fast, {same}"
+    return (
+        f"{row.name}, {row.kind} after a {row.prompt} text of {row.context:,} tokens: {row.tokens} tokens in "
+        f"{row.calls} calls, {row.speedup:.2f} times as fast, {same}"
+    )

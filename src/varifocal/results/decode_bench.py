@@ -55,11 +55,15 @@ class SpeculationRow(Record):
 
     name: str
     kind: str
+    prompt: str
+    """A running text, or one that begins to repeat itself."""
+    context: int
+    """Tokens of the prompt."""
     tokens: int
     calls: int
     """Of the model, for all tokens."""
     speedup: float
-    """Against the same model's plain greedy generation in the same run."""
+    """Against the same model's plain greedy generation in the same run, once the prompt is read."""
     same_text: bool
 
 

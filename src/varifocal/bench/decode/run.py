@@ -19,8 +19,8 @@ from varifocal.bench.decode.contenders import (
 )
 from varifocal.bench.decode.llama import LlamaProcess
 from varifocal.bench.decode.memory_speed import MemoryReader
-from varifocal.bench.decode.speculation import repeating_prompt, time_speculation
-from varifocal.bench.decode.text_loss import beginnings, loss_of_weights
+from varifocal.bench.decode.speculation import prompts, time_speculation
+from varifocal.bench.decode.text_loss import FEWEST, beginnings, loss_of_weights
 from varifocal.bench.decode.turn import Turn
 from varifocal.bench.step import Step
 from varifocal.bench.timing import Times, turns
@@ -32,6 +32,7 @@ from varifocal.retrofit.opening import tokenizer_of
 MEMORY = "memory"
 SPECULATED = 48
 """Tokens that are generated speculatively."""
+SPECULATED_ROUNDS = 2
 OnStep = Callable[[Step], None]
 
 
@@ -76,6 +77,11 @@ class Plan:
         return next((name for name in self.contenders if f"{name}{INT8}" in self.contenders), None)
 
     @property
+    def spoken(self) -> tuple[int, ...]:
+        """The lengths of the prompts of speculative generation: contexts that are read, and long enough to propose."""
+        return tuple(one for one in self.contexts if FEWEST <= one <= self.prompt)
+
+    @property
     def contenders(self) -> tuple[str, ...]:
         """Who, the one first whose speed is 1."""
         return usual_names() if self.names is None else tuple(dict.fromkeys(self.names))
@@ -84,7 +90,7 @@ class Plan:
 def bench_decode(plan: Plan, *, on_step: OnStep = lambda step: None) -> DecodeBench:
     """The result: a row for each contender, context and number of texts."""
     total = len(plan.texts) * len(plan.contexts) * (len(plan.contenders) + 1) + 1
-    total += 0 if plan.text is None else plan.documents + 1
+    total += 0 if plan.text is None else plan.documents + 2 * len(plan.spoken)
     done = 0
 
     def step(doing: str) -> None:
@@ -133,10 +139,20 @@ def measure_on_text(
     models = {one.name: one.model for one in contenders if isinstance(one, ModelContender)}
     name = str(plan.pair)
     plain, narrow = models[name], models[f"{name}{INT8}"]
+    speculation: list[SpeculationRow] = []
+    for context in plan.spoken:
+        ids = next((one for one in beginnings(file, tokenizer, length=context) if one.shape[1] == context), None)
+        if ids is None:
+            raise ValueError(
+                f"{file} has no document of {context:,} tokens to speculate after; give another --contexts"
+            )
+        for kind, prompt in prompts(ids, context).items():
+            say(f"speculation after {context:,} tokens")
+            speculation += time_speculation(
+                name, plain, narrow, prompt, prompt=kind, tokens=SPECULATED, rounds=SPECULATED_ROUNDS
+            )
     loss = loss_of_weights(plain, narrow, tokenizer, file, documents=plan.documents, length=plan.length, say=say)
-    say("speculation")
-    prompt = repeating_prompt(next(beginnings(file, tokenizer, length=plan.length)))
-    return [loss], time_speculation(name, plain, narrow, prompt, tokens=SPECULATED, rounds=3)
+    return [loss], speculation
 
 
 def notes_of(plan: Plan) -> tuple[str, ...]:

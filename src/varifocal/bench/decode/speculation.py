@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.generation import BaseStreamer
 
 from varifocal.bench.timing import Times, turns
 from varifocal.model import VarifocalForCausalLM
@@ -19,8 +20,38 @@ ASSISTED = 5
 """Tokens that the assistant proposes."""
 
 
+class Arrivals(BaseStreamer):
+    """When tokens came, and how many at a time; the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[float, int]] = []
+
+    def put(self, value: Tensor) -> None:
+        """Some tokens."""
+        self.came.append((time.perf_counter(), value.numel()))
+
+    def end(self) -> None:
+        """No more tokens."""
+
+    def seconds_a_token(self) -> float:
+        """After the first call, which reads the prompt."""
+        (_, (first, _), *_), (last, _) = self.came, self.came[-1]
+        return (last - first) / max(1, sum(count for _, count in self.came[2:]))
+
+    def calls(self) -> int:
+        """Of the model: each gives some tokens."""
+        return len(self.came) - 1
+
+
 def time_speculation(
-    name: str, model: VarifocalForCausalLM, assistant: VarifocalForCausalLM, ids: Tensor, *, tokens: int, rounds: int
+    name: str,
+    model: VarifocalForCausalLM,
+    assistant: VarifocalForCausalLM,
+    ids: Tensor,
+    *,
+    prompt: str,
+    tokens: int,
+    rounds: int,
 ) -> list[SpeculationRow]:
     """Greedy generation after the prompt ids [1, T]: proposed by the prompt itself, and by an assistant, in turns.
 
@@ -29,6 +60,7 @@ def time_speculation(
         model: ours.
         assistant: the same model with narrow weights, which proposes what it would say itself.
         ids: the prompt.
+        prompt: what kind of prompt it is.
         tokens: how many to generate.
         rounds: in which all take turns, after one to warm up.
     """
@@ -41,39 +73,27 @@ def time_speculation(
         "prompt lookup": {"prompt_lookup_num_tokens": PROPOSED},
         "int8 assistant": {"assistant_model": assistant},
     }
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    def generated(kind: str) -> Tensor:
+    texts: dict[str, Tensor] = {}
+    calls: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for kind, number in turns(tuple(kinds), rounds):
+        arrivals = Arrivals()
         made: Tensor = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
-            pad_token_id=0, **kinds[kind],
+            pad_token_id=0, streamer=arrivals, **kinds[kind],
         )  # fmt: skip
-        return made[0, ids.shape[1] :]
-
-    texts: dict[str, Tensor] = {}
-    called: dict[str, int] = {}
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    handle = model.register_forward_hook(count)
-    try:
-        for kind, number in turns(tuple(kinds), rounds):
-            calls, begin = 0, time.perf_counter()
-            texts[kind] = generated(kind)
-            if number:
-                seconds[kind].append(time.perf_counter() - begin)
-            called[kind] = calls
-    finally:
-        handle.remove()
+        texts[kind], calls[kind] = made[0, ids.shape[1] :], arrivals.calls()
+        if number:
+            seconds[kind].append(arrivals.seconds_a_token())
     times = {kind: Times(tuple(found)) for kind, found in seconds.items()}
     return [
         SpeculationRow(
             name=name,
             kind=kind,
+            prompt=prompt,
+            context=ids.shape[1],
             tokens=len(texts[kind]),
-            calls=called[kind],
+            calls=calls[kind],
             speedup=times[PLAIN].speedup_of(times[kind]),
             same_text=torch.equal(texts[kind], texts[PLAIN]),
         )
@@ -82,7 +102,11 @@ def time_speculation(
     ]
 
 
-def repeating_prompt(ids: Tensor) -> Tensor:
-    """A prompt [1, T] that begins to repeat itself: what a look into the prompt is made for."""
-    half = ids[:, : min(ids.shape[1], 160)]
-    return torch.cat([half, half[:, : half.shape[1] // 2]], dim=1)
+def prompts(ids: Tensor, context: int) -> dict[str, Tensor]:
+    """Prompts [1, context] from a text [1, T] by their kind: its beginning, and a part of it that begins to repeat.
+
+    The second is what a look into the prompt is made for.
+    """
+    ids = ids[:, :context]
+    part = ids[:, : max(1, 2 * ids.shape[1] // 3)]
+    return {"running": ids, "repeating": torch.cat([part, part[:, : ids.shape[1] - part.shape[1]]], dim=1)}
