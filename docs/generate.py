@@ -238,6 +238,13 @@ def decoding(bench: DecodeBench) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def narrow_loss(bench: DecodeBench) -> str:
+    """What int8 weights cost on a text, with the command; its speeds are not told, which took few tokens."""
+    shared = bench.environment
+    told = f"`{shared.command}`, commit {shared.commit}, on {shared.processor}:"
+    return "\n".join([told, "", *(f"- {loss_sentence(one)}" for one in bench.losses)])
+
+
 def summary(bench: ModelBench, comparison: Comparison) -> str:
     """One line for each mechanism: what a training step costs against Hugging Face's, and the loss against dense."""
     rows = {row.name: row for row in bench.of("training")}
@@ -353,6 +360,9 @@ def main() -> None:
     speeds = decoded.read_text(encoding="utf-8")
     if (timed := TOP / "results/decode.json").exists():
         speeds = fill(speeds, "decode", decoding(DecodeBench.read(timed)))
+    for block, write in {"decode-loss": narrow_loss}.items():
+        if (file := TOP / f"results/{block.replace('-', '_')}.json").exists():
+            speeds = fill(speeds, block, write(DecodeBench.read(file)))
     pages = {readme: filled, promises: kept, backends: evaluated, log: told, scaling: planned, decoded: speeds}
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if text != page.read_text(encoding="utf-8")]

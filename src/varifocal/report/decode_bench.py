@@ -49,7 +49,7 @@ def loss_sentence(one: LossOfWeights) -> str:
     """What holding the weights otherwise costs, with its interval."""
     half = one.difference.half_width or 0.0
     return (
-        f"{one.weights} weights: loss {one.loss.mean + one.difference.mean:.4f} after {one.loss.mean:.4f} nats, "
+        f"{one.weights} weights: loss {one.loss.mean + one.difference.mean:.4f} in place of {one.loss.mean:.4f} nats, "
         f"{one.difference.mean:+.5f} with a 95 % interval of +-{half:.5f} over {one.loss.count} documents "
         f"({one.tokens:,} tokens of {one.text})"
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation import BaseStreamer
 
 from varifocal.bench.timing import Times, turns
 from varifocal.model import VarifocalForCausalLM
@@ -20,7 +19,7 @@ ASSISTED = 5
 """Tokens that the assistant proposes."""
 
 
-class Arrivals(BaseStreamer):
+class Arrivals:
     """When tokens came, and how many at a time; the prompt comes first."""
 
     def __init__(self) -> None:
