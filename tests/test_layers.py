@@ -14,7 +14,7 @@ import varifocal
 PACKAGE = Path(varifocal.__file__).parent
 LAYERS = (
     *("results", "statistics", "equations", "kernels", "attention", "model", "retrofit", "data", "training"),
-    *("experiments", "plan", "bench", "analysis", "report", "explorer", "cli"),
+    *("experiments", "plan", "bench", "analysis", "report", "explorer", "serving", "cli"),
 )
 """From the ground up."""
 
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {layer: set(LAYERS[: number + 1]) for number, lay
 ALLOWED["data"] = {"data"}
 ALLOWED["report"] = {"report", "results", "statistics"}
 ALLOWED["explorer"] = {"explorer", "root", "equations", "kernels", "attention", "model", "retrofit"}
+ALLOWED["serving"] = {"serving", "root", "equations", "kernels", "attention", "model"}
 ALLOWED["root"] = {"root", "results", "equations", "kernels", "attention"}
 for layer in ("equations", "kernels", "attention"):
     ALLOWED[layer] -= {"results", "statistics"}
@@ -123,12 +124,13 @@ def test_reference_and_all_it_stands_on_import_no_kernel(path: Path) -> None:
 @every_file
 def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path) -> None:
     users = {
-        "transformers": {"model", "retrofit", "bench", "training"},
+        "transformers": {"model", "retrofit", "bench", "serving", "training"},
         "gguf": {"retrofit", "bench"},
         "datatrove": {"data"},
         "pyarrow": {"data"},
         "tokenizers": {"data"},
-        "huggingface_hub": {"data", "model", "retrofit", "training"},
+        "huggingface_hub": {"data", "model", "retrofit", "serving", "training"},
+        "vllm": {"serving"},
         "accelerate": {"training"},
         "tensorboard": {"training"},
         "zstandard": {"data"},

@@ -75,3 +75,19 @@ def token_losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
         classes = class_labels(labels[part], logits.shape[-1])
         losses[part] = functional.cross_entropy(logits, classes, reduction="none")
     return losses
+
+
+def kept_tokens(hidden: Tensor, kept: int | Tensor) -> Tensor:
+    """The hidden states [B, T, C] whose logits are wanted, as transformers says it.
+
+    Args:
+        hidden: of all tokens.
+        kept: the last so many tokens (0 for all), positions [N] of every row, positions [B, N], or a bool mask [B, T].
+    """
+    if isinstance(kept, int):
+        return hidden[:, -kept:] if kept else hidden
+    if kept.ndim < 2:
+        return hidden[:, kept]
+    if kept.dtype == torch.bool:
+        return hidden[kept]
+    return torch.take_along_dim(hidden, kept[..., None], dim=1)

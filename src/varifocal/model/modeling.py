@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 from transformers.utils import can_return_tuple, logging
 
@@ -29,7 +28,7 @@ from varifocal.model.attention import VarifocalAttention
 from varifocal.model.bare import is_bare
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.decoding import find_decoder
-from varifocal.model.head import head_cross_entropy, logits_of
+from varifocal.model.head import head_cross_entropy, kept_tokens, logits_of
 from varifocal.model.late_logits import LateLogits
 from varifocal.model.layout import documents_of_labels, lay_out_text
 from varifocal.model.loss import IGNORED, next_token_labels
@@ -357,7 +356,7 @@ class VarifocalForCausalLM(VarifocalPreTrainedModel, GenerationMixin):
         if with_loss and logits_to_keep is None:
             logits = LateLogits(self.lm_head, hidden, training=self.training)
         else:
-            logits = logits_of(self.lm_head, slice_logits_to_keep(hidden, logits_to_keep or 0))
+            logits = logits_of(self.lm_head, kept_tokens(hidden, logits_to_keep or 0))
         loss = cross_entropy = None
         if with_loss:
             if shift_labels is not None:

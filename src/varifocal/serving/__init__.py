@@ -1,0 +1,1 @@
+"""Engines that serve our models to many at once."""
