@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -10,15 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from varifocal.equations.branches import FixedBranch
 from varifocal.kernels.flex.compiler_settings import generating
 from varifocal.kernels.flex.dense import attend_dense, find_logsumexp
+from varifocal.kernels.flex.key_sets import OUTSIDE
 from varifocal.kernels.flex.reading import Reading
 from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
 
 NARROWEST = 16
 """The least head width that the matrix units of a GPU take; narrower heads are filled up with zeros."""
 VARIANTS = 16
-"""Kernels of one kind, at most: rows, queries or tiles of exactly 1 get one of their own."""
+"""Kernels of one kind, at most. `kind` names what a kernel is known to depend on, so that one is expected; the rest is
+for what torch guards on besides, such as the order of strides. Beyond the limit it raises."""
 
 
 def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
@@ -32,11 +36,27 @@ def attend_compiled(reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
     if on_cpu:
         # Without a backward there, FlexAttention declines what could ask for one, even under torch.no_grad().
         q, k, v = q.detach(), k.detach(), v.detach()
-    run = compiled_for(kind(reading))
-    with generating(on_cpu=on_cpu):
-        output, logsumexp = run(q, k, v, reading, tiles, not on_cpu)
+    output, logsumexp = launch(q, k, v, reading, tiles)
     # A compiled kernel has no logsumexp on a CPU.
     return output[..., :width], find_logsumexp(reading) if logsumexp is None else logsumexp
+
+
+def launch(q: Tensor, k: Tensor, v: Tensor, reading: Reading, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
+    """Run the kernel of a reading's kind on heads that are filled up; no logsumexp on a CPU."""
+    on_cpu = q.device.type == "cpu"
+    if has_fixed_rows(reading):
+        # Views: the mark must not stay on a caller's tensor.
+        q, k, v = (part.view_as(part) for part in (q, k, v))
+        for part in (q, k, v):
+            torch._dynamo.mark_static(part, 0)
+    run = compiled_for(kind(reading, tiles))
+    with generating(on_cpu=on_cpu):
+        return run(q, k, v, reading, tiles, not on_cpu)
+
+
+def has_fixed_rows(reading: Reading) -> bool:
+    """Whether a kernel is for one number of rows: on a GPU, where one query's keys are shared among many blocks."""
+    return reading.q.device.type != "cpu" and reading.q.shape[2] == 1
 
 
 def overrun_by_kernel(keys: int) -> bool:
@@ -55,17 +75,38 @@ def filled_up(heads: Tensor, *, on_cpu: bool) -> Tensor:
     return F.pad(heads, (0, missing)) if missing else heads
 
 
-def kind(reading: Reading) -> Hashable:
+def kind(reading: Reading, tiles: Tiles) -> Hashable:
     """What a kernel is generated for: everything of a reading but its numbers and lengths."""
     return (
         reading.q.device.type,
-        reading.q.dtype,
         reading.q.shape[1],
         reading.k.shape[1],
         reading.q.shape[3],
-        tuple(repr(type(member)) for member in reading.sets),
-        type(reading.score),
+        reading.q.shape[0] if has_fixed_rows(reading) else None,
+        torch.is_grad_enabled(),
+        outline(reading),
+        outline(tiles),
     )
+
+
+def outline(part: Any) -> Hashable:
+    """What of a part torch's compiler looks at: types, fractions, and which numbers and sizes are 0 or 1."""
+    if isinstance(part, Tensor):
+        return part.dtype, tuple(outline(size) for size in part.shape), part.requires_grad
+    if isinstance(part, bool | float | str | None):
+        return part
+    if isinstance(part, int):
+        return part if part in (0, 1) else "a number"
+    if isinstance(part, tuple | list):
+        return tuple(outline(one) for one in part)
+    if dataclasses.is_dataclass(part):
+        named = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if OUTSIDE not in one.metadata}
+    elif isinstance(part, FixedBranch):
+        named = vars(part)
+    else:
+        # A branch of a user's own may keep anything.
+        named = {}
+    return type(part), tuple((name, outline(one)) for name, one in sorted(named.items()))
 
 
 @functools.cache

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 
 @contextmanager
 def generating(*, on_cpu: bool) -> Iterator[None]:
-    """While this lasts, equal lengths are not taken to be equal always, and names of lengths do not collide."""
+    """While this lasts, equal lengths are not taken to be equal always, and names of lengths do not collide.
+
+    Nor are buffers given away that another backward through the same graph needs.
+    """
     from torch._dynamo import config as tracing
     from torch.fx.experimental import _config as shapes
 
@@ -21,7 +25,25 @@ def generating(*, on_cpu: bool) -> Iterator[None]:
             with distinct_names():
                 yield
         else:
-            yield
+            with kept_buffers():
+                yield
+
+
+@contextmanager
+def kept_buffers() -> Iterator[None]:
+    """Let a compiled backward keep what the forward saved, so that it can run twice (retain_graph=True).
+
+    By default it gives those buffers away and raises the second time. The setting torch has for it is read again when
+    the backward runs, and would have to be changed for the whole process.
+    """
+    from torch._functorch._aot_autograd import graph_compile
+
+    # A torch that does not know the name may have changed its mind about giving buffers away: then nothing is done.
+    if not hasattr(graph_compile, "collect_bw_donated_buffer_idxs"):
+        yield
+        return
+    with mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", return_value=[]):
+        yield
 
 
 @contextmanager
@@ -31,8 +53,6 @@ def distinct_names() -> Iterator[None]:
     FlexAttention's generator for CPUs (torch 2.13) replaces those names in the text of a kernel, and "ks2" also where
     it is the beginning of "ks25": then the text does not compile.
     """
-    from unittest import mock
-
     from torch._inductor.codegen.common import KernelArgs
 
     named = KernelArgs.size

@@ -7,7 +7,7 @@ the rule by which whole tiles are left out, and, with indices that broadcast, fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from varifocal.equations.branches import Branch, FixedBranch, Prefix, RandomBloc
 from varifocal.equations.branches.head_sizes import each_head
 from varifocal.equations.branches.own_block import OwnBlock
 from varifocal.kernels.flex.pair import Pair
+
+OUTSIDE = "outside of the kernel"
+"""Marks a field that no function of a pair looks at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +66,7 @@ class ByHead(KeySet):
     """int32 [H]; 0 for none."""
     prefixes: Tensor
     """int32 [H]; 0 for none."""
-    sizes: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[int, int], ...] = field(metadata={OUTSIDE: True})
     """The same as numbers, a window and a prefix for each head."""
 
     def holds(self, pair: Pair) -> Tensor:
