@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -162,25 +161,85 @@ def test_generation_goes_on_as_with_the_same_numbers_in_float32() -> None:
         assert torch.equal(found, expected)
 
 
-def test_blocks_of_a_gguf_file_are_kept_as_they_are(tmp_path: Path) -> None:
+GGUF_SIZES = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("Llama", "Q8_0"), ("Llama", "Q4_0"), ("Qwen2", "Q4_0"), ("Qwen3", "Q8_0")]
+)
+def test_blocks_of_a_gguf_file_are_kept_as_they_are(family: str, kind: str, tmp_path: Path) -> None:
     import gguf
 
     from tests.retrofit.test_families import save_family, write_gguf
 
-    sizes = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
-    theirs = save_family("Llama", tmp_path / "model", **sizes)
-    write_gguf(theirs, tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType.Q8_0, head_dim=16)
-    narrow = load_pretrained(tmp_path / "model.gguf", weights="int8")
-    weight = theirs.model.layers[0].mlp.down_proj.weight.detach().numpy()
-    blocks = gguf.quants.quantize(weight, gguf.GGMLQuantizationType.Q8_0).reshape(len(weight), -1, 34)
+    theirs = save_family(family, tmp_path / "model", **GGUF_SIZES)
+    write_gguf(theirs, tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType[kind], head_dim=16)
+    narrow = load_pretrained(tmp_path / "model.gguf", weights="int8", mechanism="local")
+    wide = load_pretrained(tmp_path / "model.gguf", mechanism="local")
+    expected = wide.state_dict()
+    state = with_weights(narrow, "float32").state_dict()
+    # Bit by bit: what is read narrowly stands for the very numbers that transformers reads.
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in state.items())
+    assert narrow.generation_config.to_dict() == wide.generation_config.to_dict()
     layer: Any = narrow.model.layers[0]
-    found = layer.mlp.down_proj.weight.numpy()
-    assert np.array_equal(found, blocks[..., 2:].view(np.int8).reshape(found.shape))
-    scales = blocks[..., :2].copy().view(np.float16)[..., 0].astype(np.float32)
-    np.testing.assert_allclose(layer.mlp.down_proj.scales.numpy(), scales, rtol=3e-7)
-    wide = load_pretrained(tmp_path / "model.gguf")
-    with torch.no_grad():
-        torch.testing.assert_close(narrow(tokens()).logits, wide(tokens()).logits, rtol=1e-4, atol=1e-4)
+    values = layer.mlp.down_proj.weight
+    assert (int(values.min()), int(values.max())) == ((-8, 7) if kind == "Q4_0" else (-127, 127))
+    torch.testing.assert_close(call_by_call(narrow, tokens()), call_by_call(wide, tokens()), rtol=1e-4, atol=1e-4)
+    narrow.save_pretrained(tmp_path / "ours")
+    again = load_model(tmp_path / "ours").state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in narrow.state_dict().items())
+
+
+def test_other_kinds_of_a_gguf_file_are_rounded(tmp_path: Path) -> None:
+    import gguf
+
+    from tests.retrofit.test_families import save_family, write_gguf
+
+    theirs = save_family("Llama", tmp_path / "model", **GGUF_SIZES)
+    write_gguf(theirs, tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType.Q4_1, head_dim=16)
+    found = load_pretrained(tmp_path / "model.gguf", weights="int8").state_dict()
+    expected = with_weights(load_pretrained(tmp_path / "model.gguf"), "int8").state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def test_reading_blocks_widens_no_more_than_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf
+
+    from tests.retrofit.test_families import save_family, write_gguf
+    from varifocal.retrofit import gguf_blocks
+
+    theirs = save_family("Llama", tmp_path / "model", **GGUF_SIZES)
+    write_gguf(theirs, tmp_path / "x.gguf", kind=gguf.GGMLQuantizationType.Q8_0, head_dim=16)
+    widened_shapes: list[tuple[int, ...]] = []
+    plain = gguf_blocks.numbers
+
+    def numbers(tensor: Any) -> Tensor:
+        widened_shapes.append(tuple(tensor.shape))
+        return plain(tensor)
+
+    monkeypatch.setattr(gguf_blocks, "numbers", numbers)
+    load_pretrained(tmp_path / "x.gguf", weights="int8")
+    assert widened_shapes
+    assert all(len(shape) == 1 for shape in widened_shapes)
+
+
+@pytest.mark.parametrize("keep", [0, 200, 20_000])
+def test_a_broken_gguf_file_gets_one_sentence(keep: int, tmp_path: Path) -> None:
+    import gguf
+
+    from tests.retrofit.test_families import save_family, write_gguf
+
+    theirs = save_family("Llama", tmp_path / "model", **GGUF_SIZES)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    write_gguf(theirs, tmp_path / "x.gguf", kind=kind, head_dim=16)
+    (tmp_path / "x.gguf").write_bytes((tmp_path / "x.gguf").read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"x\.gguf cannot be read"):
+        load_pretrained(tmp_path / "x.gguf", weights="int8")
+    write_gguf(theirs, tmp_path / "y.gguf", kind=kind, head_dim=16, without="model.norm.weight")
+    with pytest.raises(ValueError, match=r"incomplete, these are missing: model\.norm\.weight$"):
+        load_pretrained(tmp_path / "y.gguf", weights="int8")
 
 
 def test_a_mistake_gets_one_sentence(tmp_path: Path) -> None:

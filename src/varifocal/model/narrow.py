@@ -1,7 +1,7 @@
 """Weights held as int8 with a scale for each group of a row: a quarter of the memory, and of what a token reads.
 
 A weight is rounded to scale * n with n from -127 to 127, the scale being the group's largest magnitude / 127: it moves
-by half a scale at most. Blocks of GGUF's Q8_0, groups of 32 that were made in this way, come back as they were.
+by half a scale at most. Blocks of GGUF's Q8_0 and Q4_0 are such groups of 32 already.
 Products are computed in float32 from the very numbers that the bytes and scales stand for.
 """
 

@@ -15,7 +15,8 @@ from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
 from varifocal.model.reading import only_errors, readable
 from varifocal.model.weights import check_kind, with_weights
-from varifocal.retrofit.sources import open_source
+from varifocal.retrofit.gguf_blocks import load_blocks
+from varifocal.retrofit.sources import checked_config, find_place, open_source
 
 SHARED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -73,9 +74,15 @@ def load_pretrained(
         mechanism: one for all layers, or a list with one for each; its own parameters start as in a new model.
         mechanism_options: as in VarifocalConfig.
         dtype: the dtype of the weights; None for the one they were saved in (float32 for GGUF).
-        weights: how they are held, float32 or int8; None for dtype. Blocks of Q8_0 stay what they are as int8.
+        weights: how they are held, float32 or int8; None for dtype. As int8, a GGUF file's blocks of Q8_0 and Q4_0 stay
+            what they are, and no more than one matrix at a time is widened.
     """
     check_kind(weights, dtype)
+    place = find_place(source)
+    if weights == "int8" and place.gguf_file is not None:
+        foreign = checked_config(place, FAMILIES)
+        ours = translate_config(foreign, mechanism=mechanism, mechanism_options=mechanism_options)
+        return load_blocks(place, ours, interleaved=foreign.model_type == "llama")
     model = open_source(source, FAMILIES, dtype=dtype)
     return with_weights(take_over(model, mechanism=mechanism, mechanism_options=mechanism_options), weights)
 

@@ -80,19 +80,8 @@ def open_source(source: str | Path, families: Iterable[str], *, dtype: torch.dty
         dtype: the dtype of the weights; None for the one they were saved in (float32 for GGUF).
     """
     place = find_place(source)
-    if place.gguf_file is not None:
-        require_gguf()
-    config = read_foreign_config(place, families)
-    weights = find_weights(place)
+    config = checked_config(place, families)
     saved: Any = "auto" if place.gguf_file is None else torch.float32
-    if weights is not None:
-        require_as_large(
-            place,
-            config.num_hidden_layers,
-            lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
-            names=weights.names,
-            size=weights.size,
-        )
     with readable(f"the weights of {place}"), only_errors():
         model, report = AutoModelForCausalLM.from_pretrained(
             place.folder,
@@ -107,6 +96,23 @@ def open_source(source: str | Path, families: Iterable[str], *, dtype: torch.dty
     check_report(Path(str(place)), report)
     opened: PreTrainedModel = model.eval()
     return opened
+
+
+def checked_config(place: Place, families: Iterable[str]) -> PretrainedConfig:
+    """The config of a checkpoint of one of the families; ValueError if its weights cannot fill such a model."""
+    if place.gguf_file is not None:
+        require_gguf()
+    config = read_foreign_config(place, families)
+    weights = find_weights(place)
+    if weights is not None:
+        require_as_large(
+            place,
+            config.num_hidden_layers,
+            lambda: AutoModelForCausalLM.from_config(config, trust_remote_code=False),
+            names=weights.names,
+            size=weights.size,
+        )
+    return config
 
 
 def read_foreign_config(place: Place, families: Iterable[str]) -> PretrainedConfig:
