@@ -18,6 +18,7 @@ from varifocal.cli.main import app
 from varifocal.experiments.demo import DemoPlan, DemoResult, conclusion, divided, run_demo
 from varifocal.report.focus import compared_losses, rise
 from varifocal.retrofit.focus.comparison import Measuring
+from varifocal.retrofit.focus.far_question import MOST
 from varifocal.retrofit.packaged import PACKAGED, Packaged, packaged_file
 from varifocal.statistics.estimates import seeds_needed
 
@@ -86,6 +87,8 @@ def test_question_is_asked_of_both_models_and_the_focused_one_holds_less(result:
     assert (dense.name, focused.name) == ("dense", "focused")
     assert focused.cache_bytes < dense.cache_bytes
     assert result.question.back > 60
+    # A random model answers nothing: all questions were asked, and that is told.
+    assert (dense.right, result.question.tried) == (False, MOST)
 
 
 def test_second_call_goes_on_where_it_was(result: DemoResult, source: Path, folder: Path) -> None:

@@ -76,6 +76,10 @@ def show_result(console: Console, result: DemoResult) -> None:
     console.print(
         f"[bold]one question[/bold], about a sentence {question.back:,} tokens back: “{escape(question.told)}”"
     )
+    if question.tried > 1:
+        right = question.answers[0].right
+        outcome = "the first that dense answers" if right else "none of which dense answers"
+        console.print(f"  number {question.tried} of the questions asked, {outcome}")
     for answer in question.answers:
         console.print(
             f"  {answer.name:8} says {escape(answer.said)!s:10} {'right' if answer.right else 'wrong'}, "

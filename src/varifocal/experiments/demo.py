@@ -83,6 +83,7 @@ def run_demo(
         say: called with a sentence after each part.
         on_part: called as the work goes on.
     """
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
     fitted, held_out = divided(texts)
     if (out / FocusMap.filename).is_file():
         record = FocusMap.read(out / FocusMap.filename)

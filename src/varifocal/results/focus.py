@@ -170,3 +170,5 @@ class FocusQuestion(FileRecord):
     back: int
     """How many tokens before the end of the question the fact stands."""
     answers: tuple[SaidAnswer, ...]
+    tried: int = 1
+    """How many questions were asked until the first model answered one; this is the last of them."""

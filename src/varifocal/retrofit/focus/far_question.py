@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,29 +13,32 @@ from varifocal.model.modeling import VarifocalForCausalLM
 from varifocal.results.focus import FocusQuestion, SaidAnswer
 from varifocal.retrofit.focus.texts import MEASURED, PLACES, Library
 
-FACTS = 4
-"""Facts of the same form in the text; only one is asked for."""
 DEPTH = 0.02
-"""Where that one stands: near the beginning."""
+"""Where the fact stands: near the beginning."""
+MOST = 4
+"""Questions that are tried before one that the first model cannot answer is shown."""
 
 
-def ask_far_back(
-    models: Mapping[str, VarifocalForCausalLM], library: Library, *, length: int = 1600, seed: int = 0
-) -> FocusQuestion:
-    """The same question put to several models, each continuing the text by its likeliest tokens.
+def ask_far_back(models: Mapping[str, VarifocalForCausalLM], library: Library, *, length: int = 1600) -> FocusQuestion:
+    """The first of a few questions that the first model answers, put to all: the others have that answer to lose.
 
     Args:
-        models: by name.
-        library: what the text is taken from.
-        length: its tokens, with question and answer.
-        seed: of text and facts.
+        models: by name; the first is the one that others are held to.
+        library: what the texts are taken from.
+        length: their tokens, with question and answer.
     """
+    for seed in range(MOST):
+        question = ask(models, library, length=length, seed=seed)
+        if question.answers[0].right:
+            break
+    return replace(question, tried=seed + 1)
+
+
+def ask(models: Mapping[str, VarifocalForCausalLM], library: Library, *, length: int, seed: int) -> FocusQuestion:
+    """One question put to several models, each continuing the text by its likeliest tokens."""
     draw = random.Random(seed)
-    names = draw.sample(PLACES, FACTS)
-    depths = [DEPTH, *(0.2 + 0.7 * draw.random() for _ in names[1:])]
-    row = library.with_facts(
-        length, draw, names=names, wording=MEASURED, depths=depths, only=names[0], digits=7
-    )  # fmt: skip
+    names = draw.sample(PLACES, 1)
+    row = library.with_facts(length, draw, names=names, wording=MEASURED, depths=[DEPTH], digits=7)
     (answer,) = row.answers
     prompt, wanted = row.tokens[: answer.start], row.tokens[answer]
     tokenizer = library.tokenizer
