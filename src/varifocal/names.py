@@ -34,15 +34,15 @@ from varifocal.equations.branches import (
 )
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
-from varifocal.equations.normalizers import Entmax, SinkLogit
+from varifocal.equations.normalizers import Entmax, Polynomial, SinkLogit
 from varifocal.equations.problem import Attended, Shortcuts
-from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate, Pairs, Score
+from varifocal.equations.scores import DistanceBias, Dot, HeadScale, OwnFeatures, PairGate, Pairs, Score
 
 __all__ = [
     "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "Cluster", "DistanceBias", "Dot", "Entmax",
     "Equation", "FixedBranch", "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer",
-    "KeysAndValues", "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "PairGate", "Pairs",
-    "Prefix", "RandomBlocks", "ReferenceWarning", "Remembered", "Scale", "Score", "Segments", "Shortcuts", "SinkLogit",
-    "SoftWindow", "Strided", "TopK", "Variant", "Window", "attend", "force_gates", "gate_gradient_norms",
-    "gate_statistics", "lay_out", "make_mechanism", "register", "set_gate_warmth", "two_way",
+    "KeysAndValues", "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "OwnFeatures", "PairGate",
+    "Pairs", "Polynomial", "Prefix", "RandomBlocks", "ReferenceWarning", "Remembered", "Scale", "Score", "Segments",
+    "Shortcuts", "SinkLogit", "SoftWindow", "Strided", "TopK", "Variant", "Window", "attend", "force_gates",
+    "gate_gradient_norms", "gate_statistics", "lay_out", "make_mechanism", "register", "set_gate_warmth", "two_way",
 ]  # fmt: skip

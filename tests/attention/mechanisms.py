@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "positional_prior": {"learns_center": True},
     "relative_position": {"clip": 3, "values": True},
     "adaptively_sparse": {},
+    "fastmax": {},
     "routing": {"clusters": 2, "members": 3, "window": 3},
 }
 """For each mechanism, sizes at which 12 tokens are a long text."""

@@ -26,13 +26,15 @@ REFUSED = {
     "relative_position values": "does not know the relative_values",
     "adaptively_sparse": "has no kernel for the normalizer Entmax",
     "adaptively_sparse fixed": "has no kernel for the normalizer Entmax",
+    "fastmax": "has no kernel for the normalizer Polynomial",
+    "fastmax order 2": "has no kernel for the normalizer Polynomial",
     "routing": "has no kernel for the branch Cluster",
     "routing no window": "has no kernel for the branch Cluster",
 }
 """Variants that FlexAttention cannot run, with the reason that is given."""
 
 
-UNSERVED = {"relative_position", "adaptively_sparse", "routing"}
+UNSERVED = {"relative_position", "adaptively_sparse", "routing", "fastmax"}
 """Mechanisms whose small options are among those refused."""
 
 

@@ -47,6 +47,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "positional_prior": ("positional_prior", {"rotary": False}),
     "adaptively_sparse": ("adaptively_sparse", {}),
     "routing": ("routing", {"clusters": 3, "members": 4, "window": 5}),
+    "fastmax": ("fastmax", {"order": 2}),
     "relative_position": ("relative_position", {"clip": 3, "values": True}),
 }
 """By name: a mechanism and its options."""

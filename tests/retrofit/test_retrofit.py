@@ -73,6 +73,7 @@ STARTS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "positional_prior, no rotary": ("positional_prior", {"rotary": False}, None),
     "adaptively_sparse": ("adaptively_sparse", {}, None),
     "routing": ("routing", {"clusters": 3, "members": 4, "window": 5}, None),
+    "fastmax": ("fastmax", {}, None),
     "relative_position": ("relative_position", {"clip": 3, "values": True}, 0.0),
 }  # fmt: skip
 """By name: a mechanism, its options, and the share that is promised."""

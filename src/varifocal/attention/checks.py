@@ -23,7 +23,7 @@ from varifocal.equations.branches import (
 from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout, repeated_document
 from varifocal.equations.normalizers import Entmax, SinkLogit
-from varifocal.equations.scores import DistanceBias, HeadScale, PairGate, Score
+from varifocal.equations.scores import DistanceBias, HeadScale, OwnFeatures, PairGate, Score
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -181,6 +181,15 @@ def check_score(q: Tensor, score: Score, sizes: dict[str, int]) -> None:
         check_tensor("DistanceBias.table", score.table, rows, sizes, like=q)
         if score.table.shape[-1] == 0:
             raise ValueError("DistanceBias.table needs an entry for at least one distance, got none")
+    if isinstance(score, OwnFeatures):
+        check_tensor("OwnFeatures.queries", score.queries, "BHT-", sizes, like=q)
+        check_tensor("OwnFeatures.keys", score.keys, "B-S-", sizes, like=q)
+        kv_heads = score.keys.shape[1]
+        if kv_heads == 0 or sizes["H"] % kv_heads or score.keys.shape[3] != score.queries.shape[3]:
+            raise ValueError(
+                f"OwnFeatures must have one width F, and query heads a multiple of key heads, "
+                f"got {shape(score.queries)} and {shape(score.keys)}"
+            )
     if isinstance(score, HeadScale):
         check_tensor("HeadScale.scale", score.scale, "H", sizes, like=q)
     if isinstance(score, PairGate):

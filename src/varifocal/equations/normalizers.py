@@ -98,3 +98,25 @@ def threshold(z: Tensor, power: Tensor) -> Tensor:
             break
         tau = torch.maximum(moved, tau)
     return tau
+
+
+@dataclass(frozen=True)
+class Polynomial(Normalizer):
+    """f(s) / sum f(s) with f = 1 + s, or 1 + s + s^2 / 2: Gerami et al., FAST, arXiv:2402.07901.
+
+    Of order 2 the sum is at least half of the number of keys; of order 1 scores should lie between -1 and 1.
+    """
+
+    order: int
+
+    def __post_init__(self) -> None:
+        if self.order not in (1, 2):
+            raise ValueError(f"the order of a polynomial must be 1 or 2, got {self.order}")
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        """The weights of scores [B, H, T, K], minus infinity for what is not read; 0 where nothing is."""
+        unread = scores == float("-inf")
+        s = scores.masked_fill(unread, 0.0)
+        weights = (1 + s if self.order == 1 else 1 + s + s * s / 2).masked_fill(unread, 0.0)
+        total = weights.sum(dim=-1, keepdim=True)
+        return weights / torch.where(total.abs() < 1e-6, 1e-6, total)

@@ -15,7 +15,7 @@ from torch import Tensor
 from varifocal.equations.blocks import Blocks, make_blocks
 from varifocal.equations.branches import Branch, Cluster, FixedBranch, Segments, SoftWindow, TopK, members
 from varifocal.equations.layout import Layout
-from varifocal.equations.normalizers import Entmax, SinkLogit
+from varifocal.equations.normalizers import Entmax, Polynomial, SinkLogit
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
 from varifocal.equations.scores import Pairs, Score
 
@@ -53,7 +53,7 @@ class Reading:
 
 def attend_reference(problem: Problem) -> Attended:
     """Evaluate the equation as it is written."""
-    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit | Entmax):
+    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit | Entmax | Polynomial):
         raise ValueError(f"the reference has no such normalizer, got {problem.normalizer!r}")
     device = problem.q.device.type
     # Autocast would round the products to 16 bits. Not every device has it: "meta" has not.
@@ -70,7 +70,7 @@ def attend_branches(problem: Problem) -> Attended:
     for number, branch in enumerate(problem.branches):
         reading, selected = read(branch, scene)
         probabilities, logsumexp = softmax(reading.scores)
-        if isinstance(problem.normalizer, Entmax):
+        if isinstance(problem.normalizer, Entmax | Polynomial):
             probabilities = problem.normalizer.weigh(reading.scores)
         mean = probabilities @ reading.values
         if problem.relative_values is not None:

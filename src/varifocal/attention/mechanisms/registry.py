@@ -17,6 +17,7 @@ from varifocal.attention.mechanisms.combiner import Combiner
 from varifocal.attention.mechanisms.context_adaptive import ContextAdaptive
 from varifocal.attention.mechanisms.dense import Dense
 from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparse
+from varifocal.attention.mechanisms.fastmax import Fastmax
 from varifocal.attention.mechanisms.focused import Focused
 from varifocal.attention.mechanisms.head_gated import HeadGated
 from varifocal.attention.mechanisms.local import Local
@@ -111,7 +112,7 @@ def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
 MECHANISMS = Registry((
     *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
     *(SparseTransformer, Focused, PositionalPrior, RelativePosition, AdaptivelySparse),
-    *(Routing,),
+    *(Routing, Fastmax),
 ))  # fmt: skip
 """All mechanisms by stem."""
 

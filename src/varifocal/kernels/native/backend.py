@@ -30,7 +30,7 @@ from varifocal.equations.branches import (
     members,
 )
 from varifocal.equations.branches.head_sizes import HeadSizes, each_head
-from varifocal.equations.normalizers import Entmax, SinkLogit
+from varifocal.equations.normalizers import Entmax, Polynomial, SinkLogit
 from varifocal.equations.problem import (
     Asked,
     Attended,
@@ -40,7 +40,7 @@ from varifocal.equations.problem import (
     Shortcuts,
     SummaryProblem,
 )
-from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate
+from varifocal.equations.scores import DistanceBias, Dot, HeadScale, OwnFeatures, PairGate
 from varifocal.kernels.native import abi, lanes, library
 from varifocal.kernels.native.clustered import ClusteredBranch, as_clustered, attend_clustered
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
@@ -59,6 +59,7 @@ from varifocal.kernels.native.mixture import (
 from varifocal.kernels.native.once import transformed
 from varifocal.kernels.native.operator import runs_plainly
 from varifocal.kernels.native.pair_gate import pair_gate
+from varifocal.kernels.native.polynomial import attend_polynomial
 from varifocal.kernels.native.relative_values import add_relative_values
 from varifocal.kernels.native.scattered import ScatteredBranch, attend_scattered
 from varifocal.kernels.native.select import select_blocks, select_exact, update_pooled
@@ -163,7 +164,7 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         return reason
     if not torch.compiler.is_compiling() and transformed():
         return "takes no part in forward-mode derivatives and the transforms of torch.func"
-    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit | Entmax):
+    if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit | Entmax | Polynomial):
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
     kinds: list[Kind] = []
     for branch in problem.branches:
@@ -172,6 +173,8 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
             return f"has no kernel for the branch {type_names(branch)}"
         kinds.append(kind)
     mixes = not isinstance(problem.score, PairGate) and all(isinstance(kind, MixtureBranch) for kind in kinds)
+    if isinstance(problem.normalizer, Polynomial):
+        return prepare_polynomial(problem, kinds, problem.normalizer)
     if isinstance(problem.normalizer, Entmax):
         return prepare_entmax(problem, kinds, problem.normalizer)
     if problem.normalizer is not None and not mixes:
@@ -202,6 +205,26 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
     if isinstance(problem.normalizer, SinkLogit):
         return partial(attend_with_sink, problem, kinds, problem.normalizer)  # type: ignore[arg-type]
     return partial(attend_native, problem, kinds)
+
+
+def prepare_polynomial(problem: Problem, kinds: Sequence[Kind], polynomial: Polynomial) -> Callable[[], Attended] | str:
+    """A polynomial of scores in place of their exponentials, over every key."""
+    score = problem.score
+    if tuple(kinds) != (MixtureBranch(window=CAUSAL),) or problem.relative_values is not None:
+        return "has polynomials of scores over every key only, in one branch"
+    if not isinstance(score, OwnFeatures):
+        return "has polynomials of the scores OwnFeatures only"
+
+    def run() -> Attended:
+        output = attend_polynomial(
+            score.queries, score.keys, problem.v, order=polynomial.order, layout=problem.layout
+        ).to(problem.q.dtype)
+        if problem.weights is not None:
+            output = output * problem.weights.to(output.dtype)
+        # A polynomial has no logsumexp; what there is of one is nobody's business.
+        return Attended(output, output.new_zeros(*output.shape[:3], 1, dtype=torch.float32), (None,))
+
+    return run
 
 
 def prepare_entmax(problem: Problem, kinds: Sequence[Kind], entmax: Entmax) -> Callable[[], Attended] | str:
