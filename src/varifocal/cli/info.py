@@ -14,6 +14,7 @@ from rich.table import Table
 import varifocal
 from varifocal.environment import processor
 from varifocal.kernels.native import library
+from varifocal.kernels.steps import product
 
 
 def info(
@@ -39,6 +40,7 @@ def info(
     table.add_row("python", platform.python_version())
     table.add_row("torch", f"{torch.__version__}, {torch.get_num_threads()} threads")
     table.add_row("processor", processor())
+    table.add_row("products", f"{product.library()}, for large float32 matrices of a model on the CPU")
     table.add_row("native", native_status())
     table.add_row("flex", flex_status())
     table.add_row("reference", "runs: plain torch, any type and device; needs memory for all pairs")

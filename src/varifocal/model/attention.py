@@ -18,7 +18,7 @@ from varifocal.attention.weights import unit_values
 from varifocal.equations.layout import Layout
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.memory_layer import LayerOfCache
-from varifocal.model.steps import normed_and_rotated
+from varifocal.model.steps import normed_and_rotated, projected
 
 
 class VarifocalAttention(Qwen3Attention):
@@ -58,7 +58,7 @@ class VarifocalAttention(Qwen3Attention):
             output_attentions: whether to give the weights [B, H, T, S] of all keys too.
         """
         q, k = self.queries_and_keys(x, rotary)  # [B, H, T, D] and [B, G, T, D]
-        v = self.by_head(self.v_proj(x)).transpose(1, 2)
+        v = self.by_head(projected(self.v_proj, x)).transpose(1, 2)
         # Under autocast the norms' weights widen q and k, and not v.
         q, k = q.to(v.dtype), k.to(v.dtype)
         memory = None if cache is None else LayerOfCache(cache, self.layer_idx, self.mechanism)
@@ -68,7 +68,7 @@ class VarifocalAttention(Qwen3Attention):
             remembered = None if memory is None else memory.remembered
             weights = weights_of_keys(attended, q, remembered or Remembered(k, v), layout)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
-        return replace(attended, output=self.o_proj(attended.output.transpose(1, 2).flatten(2))), weights
+        return replace(attended, output=projected(self.o_proj, attended.output.transpose(1, 2).flatten(2))), weights
 
     def by_head(self, projected: Tensor) -> Tensor:
         """[B, T, * D] as [B, T, *, D]."""
@@ -76,7 +76,7 @@ class VarifocalAttention(Qwen3Attention):
 
     def queries_and_keys(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Queries [B, H, T, D] and keys [B, G, T, D] of the normed input x [B, T, C]: projected, normed, rotated."""
-        q, k = self.by_head(self.q_proj(x)), self.by_head(self.k_proj(x))
+        q, k = self.by_head(projected(self.q_proj, x)), self.by_head(projected(self.k_proj, x))
         if not self.mechanism.rotates:
             rotary = torch.ones_like(rotary[0]), torch.zeros_like(rotary[1])
         return normed_and_rotated(self.q_norm, self.k_norm, q, k, rotary)

@@ -11,7 +11,7 @@ from varifocal.kernels.steps.few_rows import linear_of_few
 from varifocal.model.bare import is_bare
 from varifocal.model.decoding import MOST_TOKENS
 from varifocal.model.loss import IGNORED, ROWS_AT_A_TIME, class_labels, linear_cross_entropy
-from varifocal.model.steps import runs_natively
+from varifocal.model.steps import projected, runs_natively
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -56,8 +56,7 @@ def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
     ):
         found = linear_of_few(hidden.reshape(rows, -1), head.weight, head.bias)  # type: ignore[arg-type]
         return found.view(*hidden.shape[:-1], -1)
-    logits: Tensor = head(hidden)
-    return logits
+    return projected(head, hidden)
 
 
 def on_one_device(*tensors: Tensor) -> bool:
@@ -71,7 +70,7 @@ def token_losses(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     for begin in range(0, len(hidden), ROWS_AT_A_TIME):
         part = slice(begin, begin + ROWS_AT_A_TIME)
-        logits = head(hidden[part]).float()
+        logits = projected(head, hidden[part]).float()
         classes = class_labels(labels[part], logits.shape[-1])
         losses[part] = functional.cross_entropy(logits, classes, reduction="none")
     return losses

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from varifocal.kernels.native import library
 from varifocal.kernels.steps.cross_entropy import cross_entropy_, integer_labels
+from varifocal.kernels.steps.product import is_faster, multiply
 
 IGNORED = -100
 """The label of a token that is not to be predicted."""
 
 ROWS_AT_A_TIME = 256
 """Enough rows for a fast matrix product; their logits over 152k classes are 156 MB."""
+CLASSES_AT_A_TIME = 4096
+"""Their logits of ROWS_AT_A_TIME rows stay in the cache."""
 
 
 def next_token_labels(labels: Tensor, documents: Tensor | None) -> Tensor:
@@ -73,6 +76,19 @@ def losses_and_shares(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return losses[:, 0], 1 / total[:, 0]
 
 
+def logits_of_rows(rows: Tensor, weight: Tensor, *, room: Tensor) -> Tensor:
+    """rows weight^T [R, V] for rows [R, C] and weight [V, C]; `room` [R, V] may take them."""
+    if not is_faster(rows, weight):
+        return torch.mm(rows, weight.mT, out=room)
+    if len(weight) <= CLASSES_AT_A_TIME:
+        return multiply(rows, weight)
+    # oneDNN makes new tensors: for all classes at once each would be fresh memory, which costs more than the copy.
+    for begin in range(0, len(weight), CLASSES_AT_A_TIME):
+        part = slice(begin, begin + CLASSES_AT_A_TIME)
+        room[:, part] = multiply(rows, weight[part])
+    return room
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Walks over the rows: while the logits of some exist, it takes from them all that is ever needed.
 
@@ -92,13 +108,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for begin in range(0, len(hidden), ROWS_AT_A_TIME):
             part = slice(begin, begin + ROWS_AT_A_TIME)
             rows = hidden[part]
-            logits = torch.mm(rows, weight.mT, out=product[: len(rows)]).float()
+            logits = logits_of_rows(rows, weight, room=product[: len(rows)]).float()
             losses, shares = losses_and_shares(logits, labels[part])
             loss += losses.sum()
             exponentials, shares = logits.to(hidden.dtype), shares[:, None]
             if grad_hidden is not None:
-                pulled = torch.mm(exponentials, weight, out=grad_hidden[part])
-                pulled.mul_(shares).sub_(weight[labels[part]])
+                # Autocast does not reach a product that is told where to go: it stays as wide as the logits.
+                pulled = (
+                    multiply(exponentials, weight.mT)
+                    if is_faster(rows, weight)
+                    else torch.mm(exponentials, weight, out=grad_hidden[part])
+                )
+                torch.sub(pulled.mul_(shares), weight[labels[part]], out=grad_hidden[part])
             if grad_weight is not None:
                 scaled = (rows * shares).to(rows.dtype)
                 # The sum over chunks is float32, since 16 bits would lose too much; addmm_ wants one type.

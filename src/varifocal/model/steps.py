@@ -11,6 +11,7 @@ from transformers.activations import SiLUActivation
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
 
 from varifocal.kernels.native import library
+from varifocal.kernels.steps import product
 from varifocal.kernels.steps.norm import norm
 from varifocal.kernels.steps.swiglu import swiglu
 from varifocal.model.bare import is_bare
@@ -25,6 +26,14 @@ def runs_natively(*tensors: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and all(one.device.type == "cpu" and one.dtype == torch.float32 for one in tensors)
     )
+
+
+def projected(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x) [..., N] for a linear module and x [..., C], by the library that multiplies faster here."""
+    if is_bare(module, nn.Linear) and runs_natively(x) and product.is_faster(x, module.weight):  # type: ignore[arg-type]
+        return product.linear(x, module.weight, module.bias)  # type: ignore[arg-type]
+    result: Tensor = module(x)
+    return result
 
 
 def normed(module: nn.Module, x: Tensor) -> Tensor:
@@ -73,8 +82,11 @@ def fed_forward(module: nn.Module, x: Tensor) -> Tensor:
         replaced: Tensor = module(x)
         return replaced
     gate_proj, up_proj, down_proj = (getattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
-    gate, up = gate_proj(x), up_proj(x)
+    gate, up = projected(gate_proj, x), projected(up_proj, x)
     native = is_bare(module.act_fn, SiLUActivation) and runs_natively(gate, up)  # type: ignore[arg-type]
+    if native and is_bare(down_proj, nn.Linear) and product.is_faster(gate, down_proj.weight):
+        inner = product.gated_linear(gate, up, down_proj.weight)
+        return inner if down_proj.bias is None else inner + down_proj.bias
 
     def activated(gate: Tensor, up: Tensor) -> Tensor:
         inner = swiglu(gate, up) if native else module.act_fn(gate) * up  # type: ignore[operator]
