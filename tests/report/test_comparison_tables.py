@@ -17,9 +17,11 @@ from varifocal.report.comparison_tables import (
     paper_comparisons,
     recall_table,
     scaled_down,
+    time_table,
     verdicts,
 )
-from varifocal.statistics.comparison import Comparison, gather_comparison, read_comparison
+from varifocal.statistics.comparison import Comparison, gather_comparison, loss_at, read_comparison
+from varifocal.statistics.estimates import holm
 
 LOSSES = {
     "dense": [5.00, 5.02, 4.98],
@@ -29,8 +31,8 @@ LOSSES = {
 }
 
 
-def write_folder(folder: Path, losses: dict[str, list[float]], **extra: Any) -> Path:
-    """A folder as `varifocal compare` leaves it."""
+def write_folder(folder: Path, losses: dict[str, list[float]], *, timed: bool = False, **extra: Any) -> Path:
+    """A folder as `varifocal compare` leaves it; `timed` as it leaves it now, where local takes twice the time."""
     seeds = list(range(max(len(values) for values in losses.values())))
     arms = [
         {"name": name, "mechanism": name, "reference": name.partition(".")[0] if "." in name else None}
@@ -54,10 +56,14 @@ def write_folder(folder: Path, losses: dict[str, list[float]], **extra: Any) -> 
                 "bits_per_byte": loss / 3, "seconds": 30.0 * slow, "tokens_per_second": 1000.0 / slow,
                 "peak_bytes": 500_000_000 // slow,
             }  # fmt: skip
+            if timed:
+                summary["processor_seconds"] = 20.0 * slow
             (run / "summary.json").write_text(json.dumps(summary))
             (run / "test.json").write_text(json.dumps({"test_loss": loss + 0.1, **extra}))
             (run / "config.toml").write_text('[optimization]\nbatch = 8\nlength = 512\nprecision = "float32"\n')
             lines = [{"step": s, "tokens": 4096 * s, "validation_loss": loss + 1 / s} for s in (1, 5, 10)]
+            if timed:
+                lines = [line | {"processor_seconds": 2.0 * slow * line["step"]} for line in lines]
             (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1')
     return folder
 
@@ -80,6 +86,39 @@ def test_ablation_is_compared_with_its_full_form_too(comparison: Comparison) -> 
     assert ablated.to_reference is not None
     assert ablated.to_reference.mean == pytest.approx(0.05)
     assert "vs its full form" in loss_table(comparison)[0]
+
+
+def test_slow_arm_is_read_where_the_baseline_ended(tmp_path: Path) -> None:
+    timed = gather_comparison(write_folder(tmp_path / "timed", LOSSES, timed=True))
+    results = {result.name: result for result in timed.results}
+    # local is validated after 4, 20 and 40 processor seconds; dense ends after 20.
+    local = [value + 1 / 5 for value in LOSSES["local"]]
+    found = results["local"].difference_at_time
+    assert found is not None
+    expected = [ours - theirs - 1 / 10 for ours, theirs in zip(local, LOSSES["dense"], strict=True)]
+    assert found.mean == pytest.approx(sum(expected) / 3)
+    assert results["head_gated"].difference_at_time is not None
+    assert results["head_gated"].difference_at_time.mean == pytest.approx(-0.1)
+    arms = ("head_gated", "head_gated.no_gate", "local")
+    raw = [one.p_value for name in arms if (one := results[name].difference_at_time) and one.p_value is not None]
+    assert [results[name].adjusted_p_at_time for name in arms] == pytest.approx(holm(raw))
+
+
+def test_loss_between_validations_lies_on_their_line() -> None:
+    curve = ((1.0, 6.0), (3.0, 4.0), (5.0, 3.5))
+    assert [loss_at(curve, seconds) for seconds in (0.5, 1.0, 2.0, 3.0, 5.0, 9.0)] == [None, 6.0, 5.0, 4.0, 3.5, 3.5]
+
+
+def test_equal_time_has_its_table_and_page(tmp_path: Path, comparison: Comparison) -> None:
+    timed = gather_comparison(write_folder(tmp_path / "timed", LOSSES, timed=True))
+    table = time_table(timed)
+    assert table is not None
+    assert table[0][2] == "loss at dense's end"
+    assert [row[-1] for row in table[1:]] == ["1.00x", "1.00x", "0.50x", "1.00x"]
+    assert "## Equal time" in comparison_markdown(timed)
+    assert time_table(comparison) is None
+    plot_comparison(timed, tmp_path / "timed.png")
+    assert (tmp_path / "timed.png").stat().st_size > 10_000
 
 
 def test_only_seeds_that_both_have_are_paired(tmp_path: Path) -> None:

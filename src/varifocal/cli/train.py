@@ -92,7 +92,7 @@ def training_bar(console: Console) -> Progress:
 class TrainingBar:
     """Shows the progress of a run, and prints notes and validations above the bar."""
 
-    def __init__(self, bar: Progress, *, steps: int) -> None:
+    def __init__(self, bar: Progress, *, steps: int | None) -> None:
         self.bar, self.numbers = bar, ""
         self.validation_loss: float | None = None
         self.task = bar.add_task("starting", total=steps, numbers="")
@@ -103,7 +103,9 @@ class TrainingBar:
             self.bar.console.print(escape(now.note), highlight=False, soft_wrap=True)
         if now.loss is not None:
             self.numbers = numbers_of(now)
-        self.bar.update(self.task, description=f"step {now.step}", completed=now.step, numbers=self.numbers)
+        self.bar.update(
+            self.task, description=f"step {now.step}", completed=now.step, total=now.steps, numbers=self.numbers
+        )
         if now.validation_loss not in (None, self.validation_loss):
             self.validation_loss = now.validation_loss
             self.bar.console.print(f"step {now.step}: validation loss {now.validation_loss:.4f}", highlight=False)

@@ -19,6 +19,8 @@ def sizes_of(base: TrainingConfig) -> AblationSizes:
     name, optimization = base.model.preset, base.optimization
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}; known are {', '.join(PRESETS)}")
+    if optimization.total_steps is None:
+        raise ValueError("ablations need a budget in steps or tokens: some of them change a share of the steps")
     return AblationSizes(
         layers=base.model.overrides.get("num_hidden_layers", PRESETS[name].layers),
         window=PRESETS[name].window,

@@ -17,7 +17,7 @@ from varifocal.environment import environment
 from varifocal.experiments.comparison_plan import Cell, ComparisonPlan
 from varifocal.results.comparison import CELLS, ComparisonRecord, PlanRecord, TestRecord, cell_folder
 from varifocal.results.files import write_whole
-from varifocal.results.metrics import METRICS, last_entry
+from varifocal.results.metrics import METRICS, MetricsEntry, last_entry
 from varifocal.results.run import MODEL, RunSummary
 from varifocal.statistics.comparison import Comparison, gather_comparison
 from varifocal.training.config import TrainingConfig
@@ -69,7 +69,7 @@ def compare(
 ) -> ComparisonOutcome:
     """Train every cell that is not finished, then measure each finished one on the test split, once.
 
-    The folder gets a run directory for each cell, and comparison.json when all is done.
+    The folder gets a run directory for each cell, and comparison.json, anew with every cell that is finished.
 
     Args:
         plan: what to compare.
@@ -94,12 +94,17 @@ def compare(
         for number, name in enumerate(finished):
             report(CellProgress(cell=f"test split of {name}", done=number, cells=len(finished)))
             measure_on_test_split(cell_folder(out, name), configs[name], most_tokens=plan.test_tokens)
-        comparison = gather_comparison(out) if finished else None
-        if comparison is not None:
-            comparison.with_results().write(out / ComparisonRecord.filename)
+        comparison = write_results(out) if finished else None
     return ComparisonOutcome(
         folder=out, finished=tuple(finished), skipped=tuple(before), failed=failed, comparison=comparison
     )
+
+
+def write_results(out: Path) -> Comparison:
+    """Write comparison.json from the cells that are finished, and return what it holds."""
+    found = gather_comparison(out)
+    found.with_results().write(out / ComparisonRecord.filename)
+    return found
 
 
 def counted(progress: CellProgress, before: int, cells: int) -> CellProgress:
@@ -199,6 +204,8 @@ def train_in_processes(
                     done += 1
                     if process.returncode or not is_finished(out, name):
                         failed[name] = last_words(out / CELLS / f"{name}.log", process.returncode)
+                    else:
+                        write_results(out)
     return failed
 
 
@@ -239,9 +246,17 @@ def progress_of(run: Path, config: TrainingConfig, *, done: int) -> CellProgress
         done=done,
         cells=0,
         step=0 if entry is None else entry.step,
-        steps=config.optimization.total_steps,
+        steps=config.optimization.total_steps or planned_steps(entry, config),
         loss=None if entry is None else entry.validation_loss if entry.loss is None else entry.loss,
     )
+
+
+def planned_steps(entry: MetricsEntry | None, config: TrainingConfig) -> int:
+    """How many steps a budget in seconds will come to, as it looks at present; 0 if nothing is known yet."""
+    budget = config.optimization.seconds
+    if entry is None or not entry.processor_seconds or budget is None:
+        return 0
+    return max(entry.step, round(entry.step * budget / entry.processor_seconds))
 
 
 def last_words(log: Path, code: int) -> str:

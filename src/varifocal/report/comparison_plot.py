@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (losses, differences) = pyplot.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
+    timed = any(cell.time_curve for cell in comparison.record.cells)
+    figure, places = pyplot.subplots(1, 3 if timed else 2, figsize=(18 if timed else 12, 4.8), layout="constrained")
+    losses, differences = places[:2]
     for number, result in enumerate(comparison.results):
         baseline = result.name == comparison.baseline
         color = "black" if baseline else f"C{number % 10}"
@@ -34,6 +37,8 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
             if all(bound is not None for bound in bounds):
                 low, high = ([bound[side] for bound in bounds if bound is not None] for side in (0, 1))
                 axes.fill_between(tokens, low, high, color=color, alpha=0.12, linewidth=0)
+    if timed:
+        draw_by_time(comparison, places[2])
     differences.axhline(0, color="black", linewidth=1.0)
     differences.set_title(f"difference from {comparison.baseline}, paired by seed", fontsize=11)
     losses.set_title("validation loss, nats a token", fontsize=11)
@@ -58,9 +63,23 @@ def plot_comparison(comparison: Comparison, path: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
+def draw_by_time(comparison: Comparison, axes: Any) -> None:
+    """Validation loss by processor seconds of training, a thin line for each seed."""
+    for number, result in enumerate(comparison.results):
+        color = "black" if result.name == comparison.baseline else f"C{number % 10}"
+        for cell in comparison.cells(result.name).values():
+            seconds, values = zip(*(cell.time_curve or ((0.0, math.nan),)), strict=True)
+            axes.plot(seconds, values, color=color, linewidth=1.0, linestyle="-" if number < 10 else "--")
+    axes.set_title("validation loss by processor time, every seed", fontsize=11)
+    axes.set_xlabel("processor seconds of training")
+    axes.grid(alpha=0.3)
+    zoom(axes)
+
+
 def zoom(axes: Any) -> None:
     """Cut off the steep beginning, where all arms look alike: the first quarter of training does not set the limits."""
-    points = [(tokens, loss) for line in axes.get_lines() for tokens, loss in zip(*line.get_data(), strict=True)]
+    drawn = [(tokens, loss) for line in axes.get_lines() for tokens, loss in zip(*line.get_data(), strict=True)]
+    points = [point for point in drawn if math.isfinite(point[1])]
     end = max(tokens for tokens, _ in points)
     late = [loss for tokens, loss in points if tokens >= end / 4]
     margin = 0.05 * (max(late) - min(late)) or 0.05

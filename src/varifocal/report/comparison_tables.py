@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from varifocal.report.table import Table, markdown, p_text, ratio, without_empty_columns
-from varifocal.results.comparison import ArmResult
+from varifocal.results.comparison import ArmResult, Setting
 from varifocal.results.estimates import Difference, Estimate
 from varifocal.results.papers import PaperTable, paper_tables
 from varifocal.statistics.comparison import Comparison
@@ -19,7 +19,17 @@ def loss_table(comparison: Comparison) -> Table:
     results = comparison.results
     ablates = any(result.reference is not None for result in results)
     tested = any(result.test_loss is not None for result in results)
-    header = ["", "seeds", "validation loss", "spread", f"vs {comparison.baseline}", "p", "p (Holm)"]
+    averaged = any(result.unaveraged_loss is not None for result in results)
+    header = [
+        "",
+        "seeds",
+        "validation loss",
+        "spread",
+        *(["unaveraged"] if averaged else []),
+        f"vs {comparison.baseline}",
+        "p",
+        "p (Holm)",
+    ]
     header += ["vs its full form", "p"] if ablates else []
     header += ["bits per byte", *(["test loss"] if tested else [])]
     body = []
@@ -28,7 +38,8 @@ def loss_table(comparison: Comparison) -> Table:
             result.name,
             str(len(result.seeds)),
             with_interval(result.validation_loss),
-            "" if result.validation_loss.deviation is None else f"{result.validation_loss.deviation:.4f}",
+            spread(result.validation_loss),
+            *([spread(result.unaveraged_loss)] if averaged else []),
             signed(result.difference),
             p_text(None if result.difference is None else result.difference.p_value),
             p_text(result.adjusted_p),
@@ -39,6 +50,11 @@ def loss_table(comparison: Comparison) -> Table:
         row += [f"{result.bits_per_byte.mean:.4f}", *([with_interval(result.test_loss)] if tested else [])]
         body.append(row)
     return without_empty_columns([header, *body])
+
+
+def spread(losses: Estimate | None) -> str:
+    """The standard deviation between seeds."""
+    return "" if losses is None or losses.deviation is None else f"{losses.deviation:.4f}"
 
 
 def cost_table(comparison: Comparison) -> Table:
@@ -55,6 +71,34 @@ def cost_table(comparison: Comparison) -> Table:
             duration(result.seconds.mean),
         ])  # fmt: skip
     return [["", "parameters", "peak memory", "ratio", "tokens/s", "ratio", "training time"], *body]
+
+
+def time_table(comparison: Comparison) -> Table | None:
+    """Header and rows: the loss of each arm when the baseline ended; None if no other arm has recorded times."""
+    results = comparison.results
+    if all(result.difference_at_time is None for result in results):
+        return None
+    speeds = [
+        comparison.ratio(result.name, lambda cell: cell.processor_seconds and cell.tokens / cell.processor_seconds)
+        for result in results
+    ]
+    header = ["", "seeds", f"loss at {comparison.baseline}'s end", f"vs {comparison.baseline}", "p", "p (Holm)"]
+    header += ["processor time", "tokens", "tokens a processor second"]
+    body = [
+        [
+            result.name,
+            str(len(result.seeds)),
+            with_interval(result.loss_at_time),
+            signed(result.difference_at_time),
+            p_text(None if result.difference_at_time is None else result.difference_at_time.p_value),
+            p_text(result.adjusted_p_at_time),
+            "" if result.processor_seconds is None else duration(result.processor_seconds.mean),
+            "" if result.tokens is None else millions(round(result.tokens.mean)),
+            ratio(speed),
+        ]
+        for result, speed in zip(results, speeds, strict=True)
+    ]
+    return without_empty_columns([header, *body])
 
 
 def recall_table(comparison: Comparison) -> Table | None:
@@ -118,12 +162,18 @@ def our_setting(comparison: Comparison) -> str:
     few, many = map(millions, setting.parameters)
     parts = [
         f"{few} parameters" if few == many else f"{few} to {many} parameters",
-        f"{setting.data}, {millions(setting.tokens)} tokens of training",
+        f"{setting.data}, {budget(setting)} of training",
         f"batches of {setting.batch} texts of {setting.length} tokens",
         setting.precision,
         f"{seeds} seed{'' if seeds == 1 else 's'}",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def budget(setting: Setting) -> str:
+    """How long each cell trains."""
+    tokens = f"{millions(setting.tokens)} tokens"
+    return tokens if setting.seconds is None else f"{setting.seconds:g} processor seconds (up to {tokens})"
 
 
 def scaled_down(comparison: Comparison, table: PaperTable | None = None) -> str:
@@ -190,6 +240,8 @@ def comparison_markdown(comparison: Comparison, *, plot: str | None = None) -> s
     parts += ["\n".join(f"- {sentence}" for sentence in verdicts(comparison))]
     if plot is not None:
         parts.append(f"![Validation loss while training, and its difference from {comparison.baseline}]({plot})")
+    if (times := time_table(comparison)) is not None:
+        parts += ["## Equal time", lines, markdown(times), time_legend(comparison)]
     if (recall := recall_table(comparison)) is not None:
         parts += [
             "## Recall",
@@ -213,7 +265,33 @@ def legend(comparison: Comparison) -> str:
         "Losses are in nats a token: the mean over seeds ± half of the 95 % interval (Student's t). Spread is the "
         f"standard deviation between seeds. Differences from {comparison.baseline} are paired by seed: both runs read "
         "the same data in the same order. p comes from the two-sided paired t test; p (Holm) is corrected for the "
-        "number of rows."
+        f"number of rows.{averaged_legend(comparison)}"
+    )
+
+
+def averaged_legend(comparison: Comparison) -> str:
+    """What is averaged, where weights are."""
+    share = comparison.setting.average_share
+    if not share:
+        return ""
+    return (
+        f" Weights are averaged over the last {share:.0%} of training; unaveraged is the spread of the last step's own "
+        "weights."
+    )
+
+
+def time_legend(comparison: Comparison) -> str:
+    """How to read the table of equal time."""
+    name, seconds = comparison.baseline, comparison.setting.seconds
+    how = (
+        f"Every run has the same {seconds:g} processor seconds."
+        if seconds is not None
+        else f"An arm that ended before {name} keeps its last loss; one that was not ready is read on the line between "
+        "its validations, where a falling learning rate has not done its work yet."
+    )
+    return (
+        f"The validation loss when {name} with the same seed ended, by processor seconds of training alone, without "
+        f"validation and checkpoints. {how} Differences are paired by seed."
     )
 
 
@@ -265,6 +343,8 @@ def all_tables(comparison: Comparison) -> Iterable[tuple[str, str, Table]]:
     """Title, the line that says what was scaled down, and the table; for the terminal."""
     line = scaled_down(comparison)
     yield "loss", line, loss_table(comparison)
+    if (times := time_table(comparison)) is not None:
+        yield "equal time", line, times
     if (recall := recall_table(comparison)) is not None:
         yield "recall", line, recall
     yield "cost", line, cost_table(comparison)

@@ -16,6 +16,8 @@ class CheckpointState(Record):
     step: int
     seconds: float
     """Training time so far."""
+    processor_seconds: float = 0.0
+    """Processor time of training so far."""
     peak_bytes: int
     """Peak memory so far."""
 

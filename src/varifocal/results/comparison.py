@@ -92,8 +92,12 @@ class CellRecord(Record):
     steps: int
     tokens: int
     validation_loss: float
+    unaveraged_loss: float | None = maybe()
+    """The validation loss of the last step's own weights, where it is that of their mean over the last steps."""
     bits_per_byte: float
     seconds: float
+    processor_seconds: float | None = maybe()
+    """The processor's share of the training time."""
     tokens_per_second: float
     peak_bytes: int | None
     data_fingerprint: str | None
@@ -103,6 +107,8 @@ class CellRecord(Record):
     recall: dict[str, Recall] | None = maybe()
     curve: tuple[tuple[int, float], ...] = ()
     """Tokens and validation loss."""
+    time_curve: tuple[tuple[float, float], ...] | None = maybe()
+    """Processor seconds of training and validation loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +120,12 @@ class Setting(Record):
     parameters: tuple[int, int]
     """The fewest and the most parameters of any cell."""
     tokens: int
+    """The most tokens of any cell; so are steps."""
     steps: int
+    seconds: float | None = maybe()
+    """The budget of each cell in processor seconds, if that is the budget."""
+    average_share: float | None = maybe()
+    """The last share of training over which weights are averaged."""
     batch: int | None
     length: int | None
     precision: str | None
@@ -130,6 +141,8 @@ class ArmResult(Record):
     seeds: tuple[int, ...]
     parameters: int
     validation_loss: Estimate
+    unaveraged_loss: Estimate | None = maybe()
+    """Of the last step's own weights, where the saved ones are a mean over the last steps."""
     difference: Difference | None
     """The difference from the baseline in validation loss; None for the baseline itself."""
     adjusted_p: float | None
@@ -143,6 +156,13 @@ class ArmResult(Record):
     tokens_per_second: Estimate
     speed_ratio: float | None
     seconds: Estimate
+    processor_seconds: Estimate | None = maybe()
+    tokens: Estimate | None = maybe()
+    """Tokens of training, if the budget is one in seconds."""
+    loss_at_time: Estimate | None = maybe()
+    """The validation loss when the baseline of the same seed ended, by processor seconds of training."""
+    difference_at_time: Difference | None = maybe()
+    adjusted_p_at_time: float | None = maybe()
     recall: dict[str, Estimate]
     """Accuracy by distance, for a probe."""
 

@@ -29,6 +29,8 @@ class MetricsEntry(Record):
     tokens_per_second: float | None = maybe()
     seconds: float | None = maybe()
     """Training time so far."""
+    processor_seconds: float | None = maybe()
+    """Processor time of training so far."""
     auxiliary: dict[str, float] | None = maybe()
     """Losses other than the cross entropy."""
     validation_loss: float | None = maybe()
@@ -94,3 +96,13 @@ def validation_curve(entries: Iterable[MetricsEntry]) -> tuple[tuple[int, float]
         if entry.tokens is not None and entry.validation_loss is not None
     }
     return tuple(sorted(points.items()))
+
+
+def validation_times(entries: Iterable[MetricsEntry]) -> tuple[tuple[float, float], ...]:
+    """Processor seconds of training and validation loss at each validation; the later one of a step counts."""
+    points = {
+        entry.step: (entry.processor_seconds, entry.validation_loss)
+        for entry in entries
+        if entry.processor_seconds is not None and entry.validation_loss is not None
+    }
+    return tuple(points[step] for step in sorted(points))

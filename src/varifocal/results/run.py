@@ -38,12 +38,16 @@ class RunSummary(FileRecord):
     steps: int
     tokens: int
     validation_loss: float
-    """The loss at the last step, in nats a token."""
+    """The loss of the saved weights, in nats a token."""
+    unaveraged_loss: float | None = maybe()
+    """The loss of the last step's own weights, where the saved ones are a mean over the last steps."""
     bits_per_byte: float
     validation_tokens: int
     """Tokens that were predicted for the validation loss."""
     seconds: float
     """Training time, without validation and checkpoints."""
+    processor_seconds: float | None = maybe()
+    """The processor's share of it, over all threads of one process; on a GPU, the same as `seconds`."""
     tokens_per_second: float
     peak_bytes: int
     """Peak memory of one process above what it held before the model was made; on a GPU, its peak memory."""
@@ -57,6 +61,8 @@ class RunSummary(FileRecord):
 class OptimizationSettings(Record):
     """The settings of a run's optimization that tables name."""
 
+    seconds: float | None = None
+    average_share: float | None = None
     batch: int | None = None
     length: int | None = None
     precision: str | None = None

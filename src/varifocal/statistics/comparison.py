@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from varifocal.results.comparison import (
@@ -19,7 +20,7 @@ from varifocal.results.comparison import (
     cell_name,
 )
 from varifocal.results.estimates import Difference
-from varifocal.results.metrics import METRICS, read_metrics, validation_curve
+from varifocal.results.metrics import METRICS, read_metrics, validation_curve, validation_times
 from varifocal.results.run import RunSummary, read_settings
 from varifocal.statistics.estimates import estimate, holm, paired_difference
 
@@ -65,9 +66,15 @@ class Comparison:
         """The result of each arm that has a finished cell, in the order of the plan."""
         arms = [arm for arm in self.record.arms if self.cells(arm.name)]
         differences = [self.difference(arm.name, self.baseline, loss) for arm in arms]
-        adjusted = holm([None if one is None else one.p_value for one in differences])
+        at_time = [self.difference(arm.name, self.baseline, self.loss_at_time) for arm in arms]
+        adjusted, adjusted_at_time = (
+            holm([None if one is None else one.p_value for one in found]) for found in (differences, at_time)
+        )
         return tuple(
-            self.result(arm, difference, p) for arm, difference, p in zip(arms, differences, adjusted, strict=True)
+            replace(self.result(arm, difference, p), difference_at_time=timed, adjusted_p_at_time=timed_p)
+            for arm, difference, p, timed, timed_p in zip(
+                arms, differences, adjusted, at_time, adjusted_at_time, strict=True
+            )
         )
 
     def result(self, arm: ArmRecord, difference: Difference | None, adjusted_p: float | None) -> ArmResult:
@@ -76,12 +83,16 @@ class Comparison:
         cells = list(self.cells(name).values())
         tests, peaks = known(cell.test_loss for cell in cells), known(cell.peak_bytes for cell in cells)
         recalls = [cell.recall or {} for cell in cells]
+        timed = known(map(self.loss_at_time, cells))
+        unaveraged = known(cell.unaveraged_loss for cell in cells)
+        processor = known(cell.processor_seconds for cell in cells)
         return ArmResult(
             name=name,
             reference=reference,
             seeds=tuple(cell.seed for cell in cells),
             parameters=cells[0].parameters,
             validation_loss=estimate([cell.validation_loss for cell in cells]),
+            unaveraged_loss=estimate(unaveraged) if unaveraged else None,
             difference=difference,
             adjusted_p=adjusted_p,
             to_reference=None if reference is None else self.difference(name, reference, loss),
@@ -93,11 +104,21 @@ class Comparison:
             tokens_per_second=estimate([cell.tokens_per_second for cell in cells]),
             speed_ratio=self.ratio(name, lambda cell: cell.tokens_per_second),
             seconds=estimate([cell.seconds for cell in cells]),
+            processor_seconds=estimate(processor) if processor else None,
+            tokens=None if self.setting.seconds is None else estimate([cell.tokens for cell in cells]),
+            loss_at_time=estimate(timed) if timed else None,
             recall={
                 distance: estimate([one[distance].accuracy for one in recalls if distance in one])
                 for distance in recalls[0]
             },
         )
+
+    def loss_at_time(self, cell: CellRecord) -> float | None:
+        """The loss of a cell when the baseline of its seed ended; None if the times are not known."""
+        baseline = self.cells(self.baseline).get(cell.seed)
+        if baseline is None or baseline.processor_seconds is None or not cell.time_curve:
+            return None
+        return loss_at(cell.time_curve, baseline.processor_seconds)
 
     def pairs(self, arm: str, other: str, value: Value) -> tuple[list[float], list[float]]:
         """A number of two arms, for the seeds that both have."""
@@ -119,6 +140,19 @@ class Comparison:
     def with_results(self) -> ComparisonRecord:
         """The record as it is written: with the estimates, for readers that do not use this package."""
         return replace(self.record, results=self.results)
+
+
+def loss_at(curve: tuple[tuple[float, float], ...], seconds: float) -> float | None:
+    """The loss at a time, on the line between the validations around it.
+
+    After the last validation it stays as it is: a run that has ended learns nothing more. None before the first one.
+    """
+    if seconds < curve[0][0]:
+        return None
+    for (before, loss_before), (after, loss_after) in pairwise(curve):
+        if before <= seconds < after:
+            return loss_before + (loss_after - loss_before) * (seconds - before) / (after - before)
+    return curve[-1][1]
 
 
 def known(values: Iterable[float | None]) -> list[float]:
@@ -162,6 +196,7 @@ def read_comparison(path: Path) -> Comparison:
 def read_cell(folder: Path, arm: str, seed: int) -> CellRecord:
     """The summary of a finished run, its loss on the test split, and its validation curve."""
     run = cell_folder(folder, cell_name(arm, seed))
+    metrics = read_metrics(run / METRICS)
     summary = RunSummary.read(run / RunSummary.filename)
     cell = CellRecord(
         arm=arm,
@@ -170,12 +205,15 @@ def read_cell(folder: Path, arm: str, seed: int) -> CellRecord:
         steps=summary.steps,
         tokens=summary.tokens,
         validation_loss=summary.validation_loss,
+        unaveraged_loss=summary.unaveraged_loss,
         bits_per_byte=summary.bits_per_byte,
         seconds=summary.seconds,
+        processor_seconds=summary.processor_seconds,
         tokens_per_second=summary.tokens_per_second,
         peak_bytes=summary.peak_bytes,
         data_fingerprint=summary.data_fingerprint,
-        curve=validation_curve(read_metrics(run / METRICS)),
+        curve=validation_curve(metrics),
+        time_curve=validation_times(metrics) or None,
     )
     if not (run / TestRecord.filename).is_file():
         return cell
@@ -199,6 +237,8 @@ def shared_setting(folder: Path, plan: PlanRecord, cells: list[CellRecord]) -> S
         parameters=(min(counts), max(counts)),
         tokens=max(cell.tokens for cell in cells),
         steps=max(cell.steps for cell in cells),
+        seconds=settings.optimization.seconds,
+        average_share=settings.optimization.average_share or None,
         batch=settings.optimization.batch,
         length=settings.optimization.length,
         precision=settings.optimization.precision,

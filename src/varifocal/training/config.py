@@ -106,6 +106,8 @@ class OptimizationSection:
     """Optimizer steps; or say `tokens`."""
     tokens: int | None = None
     """Tokens to train on; the steps follow, rounded up."""
+    seconds: float | None = None
+    """Processor seconds of training alone: the run ends with the first step that uses them up. On a GPU, seconds."""
     batch: int = 32
     """Sequences of an optimizer step, over all processes."""
     micro_batch: int | None = None
@@ -123,6 +125,10 @@ class OptimizationSection:
     """After the warm-up: down to 0 along half a cosine, or constant."""
     warmup_steps: int = 0
     """Steps over which the learning rate rises from 0."""
+    warmup_share: float = 0.0
+    """In place of warmup_steps: the share of the run over which it rises."""
+    average_share: float = 0.0
+    """The last share of the run, over which the weights are averaged; the mean is validated at the end and saved."""
     clip: float = 1.0
     """The largest norm of the gradient; 0 for no clipping."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -132,9 +138,20 @@ class OptimizationSection:
     """Steps during which every gate is held at its start."""
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.tokens is None):
-            given = "both" if self.steps is not None else "neither"
-            raise ValueError(f"optimization needs either steps or tokens, got {given}")
+        given = [name for name in ("steps", "tokens", "seconds") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"optimization needs one of steps, tokens and seconds, got {' and '.join(given) or 'none of them'}"
+            )
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise ValueError(f"optimization.seconds must be a finite number above 0, got {self.seconds}")
+        for name in ("warmup_share", "average_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimization.{name} must be at least 0 and below 1, got {getattr(self, name)}")
+        if self.warmup_share and self.warmup_steps:
+            raise ValueError(
+                "optimization.warmup_share and optimization.warmup_steps say the same thing; leave one of them out"
+            )
         for name, least, most in (
             ("steps", 1, MOST_TOTAL),
             ("tokens", 1, MOST_TOTAL),
@@ -159,19 +176,18 @@ class OptimizationSection:
                 raise ValueError(
                     f"optimization.{name} must be a finite number of at least 0, got {getattr(self, name)}"
                 )
-        if self.warmup_steps > self.total_steps:
+        if self.total_steps is not None and self.warmup_steps > self.total_steps:
             raise ValueError(
                 f"optimization.warmup_steps must not exceed the {self.total_steps} steps of the run, "
                 f"got {self.warmup_steps}"
             )
 
     @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the run."""
-        if self.steps is not None:
-            return self.steps
-        assert self.tokens is not None
-        return -(-self.tokens // self.tokens_per_step)
+    def total_steps(self) -> int | None:
+        """Optimizer steps of the run; None for a budget in seconds, where the machine decides."""
+        if self.tokens is not None:
+            return -(-self.tokens // self.tokens_per_step)
+        return self.steps
 
     @property
     def tokens_per_step(self) -> int:
@@ -186,14 +202,17 @@ class ValidationSection:
     """Steps."""
     tokens: int = 200_000
     """Of the validation split, the same ones every time; 0 for all."""
+    last_tokens: int | None = None
+    """The same for the validation at the end; None for as many as in the others."""
     trace_rows: int = 4
     """Sequences of the validation split on which gates are recorded; 0 for no record."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"validation.every must be at least 1, got {self.every}")
-        if self.tokens < 0:
-            raise ValueError(f"validation.tokens must be at least 1, or 0 for all, got {self.tokens}")
+        for name in ("tokens", "last_tokens"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"validation.{name} must be at least 1, or 0 for all, got {getattr(self, name)}")
         if self.trace_rows < 0:
             raise ValueError(f"validation.trace_rows must be at least 0, got {self.trace_rows}")
 

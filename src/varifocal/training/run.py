@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import math
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from varifocal.model.writing import WRITE_ERRORS
 from varifocal.results.run import RunEnvironment, RunSummary
 from varifocal.threads import use_threads
 from varifocal.training.checkpoints import discard, newest_whole, remove_old, remove_unfinished
-from varifocal.training.config import DataSection, TrainingConfig
+from varifocal.training.config import MOST_TOTAL, DataSection, TrainingConfig
 from varifocal.training.gate_traces import keep_gate_traces_until
 from varifocal.training.interruption import StoppedError
 from varifocal.training.metrics import Metrics, keep_metrics_until, require_tensorboard
@@ -89,13 +90,12 @@ def train(
         )
         # Too few validation tokens for a row would otherwise be found after the first steps.
         data.split("validation").rows(length=config.optimization.length)
-        total = config.optimization.total_steps
         beginning = decided_by_first(lambda: begin(config, folder, data, resume=resume, say=say))
         if beginning.step:
             say(
                 Progress(
                     step=beginning.step,
-                    steps=total,
+                    steps=config.optimization.total_steps,
                     tokens=beginning.step * config.optimization.tokens_per_step,
                     note=f"going on from step {beginning.step}",
                 )
@@ -118,10 +118,9 @@ def train(
             say=say,
         )
         trainer.train_run()
-        step = trainer.state.global_step
-        if step < total:
+        if not trainer.finished:
             raise StoppedError(
-                f"stopped at step {step} of {total} as asked; the checkpoint {trainer.last_checkpoint} is written, "
+                f"stopped at {trainer.place} as asked; the checkpoint {trainer.last_checkpoint} is written, "
                 "--resume goes on from it"
             )
         return finish(config, folder, data, trainer)
@@ -139,12 +138,14 @@ def training_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArg
     """Trainer's arguments; those in the config's section [trainer] are laid over them."""
     wanted = config.optimization
     on_cpu = not torch.cuda.is_available()
+    # Trainer wants a number of steps; a run with a budget in seconds ends long before.
+    steps = MOST_TOTAL if wanted.total_steps is None else wanted.total_steps
     ours: dict[str, Any] = {
         "output_dir": str(folder.checkpoints / WRITING),
-        "max_steps": wanted.total_steps,
+        "max_steps": steps,
         "learning_rate": wanted.learning_rate,
         "lr_scheduler_type": {"cosine": "cosine", "constant": "constant_with_warmup"}[wanted.schedule],
-        "warmup_steps": wanted.warmup_steps,
+        "warmup_steps": wanted.warmup_steps or math.ceil(wanted.warmup_share * steps),
         "max_grad_norm": wanted.clip,
         "bf16": wanted.precision == "bfloat16",
         "gradient_checkpointing": wanted.gradient_checkpointing,
@@ -164,6 +165,12 @@ def training_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArg
         "ddp_backend": "gloo" if on_cpu and started_together() else None,
         "ddp_find_unused_parameters": False,
     }
+    for sharded in ("fsdp", "deepspeed"):
+        if wanted.average_share and config.trainer.get(sharded):
+            raise ValueError(
+                f"optimization.average_share averages whole weights, which trainer.{sharded} splits over processes; "
+                "leave one of them out"
+            )
     known = [one.name for one in fields(TrainingArguments)]
     for name in config.trainer:
         if name in ours or name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
@@ -233,7 +240,7 @@ def begin(
     keep_gate_traces_until(folder.gates, step)
     if found is None:
         return Beginning()
-    return Beginning(step=step, checkpoint=found.path, seconds=found.state.seconds, peak_bytes=found.state.peak_bytes)
+    return Beginning(step=step, checkpoint=found.path, state=found.state)
 
 
 def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, trainer: RunTrainer) -> RunSummary:
@@ -263,8 +270,10 @@ def finish(config: TrainingConfig, folder: RunFolder, data: PreparedData, traine
         validation_loss=found.loss,
         bits_per_byte=found.bits_per_byte,
         validation_tokens=found.tokens,
-        seconds=trainer.seconds,
-        tokens_per_second=trainer.tokens / trainer.seconds,
+        unaveraged_loss=None if trainer.unaveraged is None else trainer.unaveraged.loss,
+        seconds=trainer.clock.elapsed,
+        processor_seconds=trainer.clock.processor,
+        tokens_per_second=trainer.tokens / trainer.clock.elapsed,
         peak_bytes=trainer.peak_bytes(),
         processes=trainer.args.world_size,
         data_fingerprint=data.fingerprint,

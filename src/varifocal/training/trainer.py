@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from varifocal.model.writing import WRITE_ERRORS, why_unwritten
 from varifocal.results.checkpoint import CheckpointState
 from varifocal.results.evaluation import Evaluation
 from varifocal.results.metrics import MetricsEntry
+from varifocal.training.averaging import WeightAverage
+from varifocal.training.budget import TrainingClock, rate_factor
 from varifocal.training.checkpoints import PREFIX, discard, remove_old, seal
 from varifocal.training.config import TrainingConfig
 from varifocal.training.divergence import DivergedError, where_it_diverges
@@ -44,7 +45,8 @@ class Progress:
     """How far a run is."""
 
     step: int
-    steps: int
+    steps: int | None
+    """Of the whole run; for a budget in seconds, as it looks at present."""
     tokens: int
     loss: float | None = None
     """Nats a token, of this step."""
@@ -64,10 +66,8 @@ class Beginning:
 
     step: int = 0
     checkpoint: Path | None = None
-    seconds: float = 0.0
-    """Training time so far, validation and checkpoints not counted."""
-    peak_bytes: int = 0
-    """Most memory so far."""
+    state: CheckpointState = field(default_factory=lambda: CheckpointState(step=0, seconds=0.0, peak_bytes=0))
+    """Training time and most memory so far."""
 
 
 class RunTrainer(Trainer):
@@ -75,6 +75,7 @@ class RunTrainer(Trainer):
 
     optimizer: Any
     control: Any
+    lr_scheduler: Any
 
     def __init__(
         self,
@@ -100,10 +101,21 @@ class RunTrainer(Trainer):
         self.stop = StopRequest()
         self.resident_before = resident_before
         self.micro_batch = arguments.per_device_train_batch_size
-        self.seconds = beginning.seconds
+        self.clock = TrainingClock(
+            elapsed=beginning.state.seconds,
+            processor=beginning.state.processor_seconds,
+            waits_for_gpu=arguments.device.type == "cuda",
+        )
+        self.used = beginning.state.processor_seconds
+        """Seconds of the budget; the mean over processes."""
         self.stopping = False
         self.latest: Evaluation | None = None
-        self._mark = time.perf_counter()
+        self.unaveraged: Evaluation | None = None
+        """Of the last step's own weights, where the mean of the last steps takes their place."""
+        self.average = WeightAverage(model)
+        if beginning.checkpoint is not None:
+            self.average.load(beginning.checkpoint)
+        self._logged_seconds = self.clock.elapsed
         self._step_inputs: list[dict[str, Tensor]] = []
         self._sums: dict[str, Tensor] = {}
         self._step_losses: dict[str, float] = {}
@@ -125,9 +137,41 @@ class RunTrainer(Trainer):
         with stop_requests() as self.stop:
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
-    def restart_clock(self) -> None:
-        """What went before is not training time."""
-        self._mark = time.perf_counter()
+    @property
+    def share(self) -> float:
+        """How much of the run is done."""
+        wanted = self.config.optimization
+        if wanted.seconds is not None:
+            return self.used / wanted.seconds
+        assert wanted.total_steps is not None
+        return float(self.state.global_step / wanted.total_steps)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is used up."""
+        return self.share >= 1
+
+    def add_to_average(self) -> None:
+        """After a step of the last part of the run, take its weights into their mean."""
+        wanted = self.config.optimization.average_share
+        if wanted and self.share > 1 - wanted:
+            self.average.add()
+
+    @property
+    def place(self) -> str:
+        """How far the run is, in words."""
+        wanted, step = self.config.optimization, self.state.global_step
+        if wanted.seconds is None:
+            return f"step {step} of {wanted.total_steps}"
+        return f"step {step}, {self.used:.1f} of {wanted.seconds:g} processor seconds,"
+
+    def count_time(self) -> None:
+        """Read the clock after a step; with a budget in seconds all processes must agree on what is used."""
+        self.clock.tick()
+        self.used = self.clock.processor
+        if self.config.optimization.seconds is not None and self.args.world_size > 1:
+            own = torch.tensor(self.used, dtype=torch.float64, device=self.args.device)
+            self.used = float(summed_over_processes(own)) / self.args.world_size
 
     def get_train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
         """This process's own micro-batches, from the step at which the run begins."""
@@ -149,6 +193,21 @@ class RunTrainer(Trainer):
             )
         optimizer: torch.optim.Optimizer = self.optimizer
         return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer; with a budget in seconds the learning rate follows the share of it that is used."""
+        wanted = self.config.optimization
+        if wanted.seconds is None:
+            plain: torch.optim.lr_scheduler.LRScheduler = super().create_scheduler(num_training_steps, optimizer)
+            return plain
+        if self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                self.optimizer if optimizer is None else optimizer,
+                lambda step: rate_factor(wanted, step=step, share=self.share),
+            )
+            self._created_lr_scheduler = True
+        made: torch.optim.lr_scheduler.LRScheduler = self.lr_scheduler
+        return made
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not counted here: `varifocal info` knows better, and Trainer's count walks all modules at every step."""
@@ -213,9 +272,8 @@ class RunTrainer(Trainer):
         # Trainer also logs a summary when training ends; only steps carry a learning rate.
         if "learning_rate" not in logs:
             return
-        now = time.perf_counter()
-        elapsed, self._mark = now - self._mark, now
-        self.seconds += elapsed
+        self.clock.tick()
+        elapsed, self._logged_seconds = self.clock.elapsed - self._logged_seconds, self.clock.elapsed
         wanted, step = self.config.optimization, self.state.global_step
         losses = dict(self._step_losses)
         loss = losses.pop("loss")
@@ -229,7 +287,8 @@ class RunTrainer(Trainer):
                     learning_rate=logs["learning_rate"],
                     gradient_norm=float(logs["grad_norm"]),
                     tokens_per_second=speed,
-                    seconds=self.seconds,
+                    seconds=self.clock.elapsed,
+                    processor_seconds=self.clock.processor,
                     auxiliary=losses,
                 )
             )
@@ -238,8 +297,10 @@ class RunTrainer(Trainer):
 
     def tell(self, **news: Any) -> None:
         """Tell how far the run is."""
-        step, steps = self.state.global_step, self.config.optimization.total_steps
-        left = self.seconds / step * (steps - step) if step else None
+        step, share, steps = self.state.global_step, self.share, self.config.optimization.total_steps
+        left = self.clock.elapsed * (1 / share - 1) if share else None
+        if steps is None and share:
+            steps = round(step / share)
         latest = None if self.latest is None else self.latest.loss
         self.say(
             Progress(step=step, steps=steps, tokens=self.tokens, seconds_left=left, validation_loss=latest, **news)
@@ -249,13 +310,10 @@ class RunTrainer(Trainer):
         """The loss on the validation split, and what the gates do there."""
         wanted = self.config.validation
         model = self.accelerator.unwrap_model(self.model)
-        self.latest = evaluate(
-            model,
-            self.validation,
-            length=self.config.optimization.length,
-            batch_size=self.micro_batch,
-            most_tokens=wanted.tokens or None,
-        )
+        if self.finished and self.average.steps:
+            self.unaveraged = self.measure(model)
+            self.average.install()
+        self.latest = self.measure(model)
         if self.metrics is not None:
             if wanted.trace_rows:
                 rows = self.validation.rows(length=self.config.optimization.length)
@@ -266,13 +324,26 @@ class RunTrainer(Trainer):
                 MetricsEntry(
                     step=self.state.global_step,
                     tokens=self.tokens,
+                    processor_seconds=self.clock.processor,
                     validation_loss=self.latest.loss,
                     bits_per_byte=self.latest.bits_per_byte,
                 )
             )
         self.tell()
-        self.restart_clock()
+        self.clock.start()
         return {"eval_loss": self.latest.loss}
+
+    def measure(self, model: Any) -> Evaluation:
+        """The loss of the present weights on the validation split; at the end perhaps on more of it."""
+        wanted = self.config.validation
+        tokens = wanted.last_tokens if self.finished and wanted.last_tokens is not None else wanted.tokens
+        return evaluate(
+            model,
+            self.validation,
+            length=self.config.optimization.length,
+            batch_size=self.micro_batch,
+            most_tokens=tokens or None,
+        )
 
     def peak_bytes(self) -> int:
         """Most memory of this process above what stood before the model, or most of the GPU's."""
@@ -280,7 +351,7 @@ class RunTrainer(Trainer):
             now = torch.cuda.max_memory_allocated(self.args.device)
         else:
             now = max(0, peak_bytes() - self.resident_before)
-        return max(now, self.beginning.peak_bytes)
+        return max(now, self.beginning.state.peak_bytes)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Let Trainer write aside; then seal, rename, and remove the old ones."""
@@ -289,14 +360,20 @@ class RunTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.first:
-                state = CheckpointState(step=step, seconds=self.seconds, peak_bytes=self.peak_bytes())
+                state = CheckpointState(
+                    step=step,
+                    seconds=self.clock.elapsed,
+                    processor_seconds=self.used,
+                    peak_bytes=self.peak_bytes(),
+                )
+                self.average.save(folder / WRITING / f"checkpoint-{step}")
                 seal(folder / WRITING / f"checkpoint-{step}", folder / f"{PREFIX}{step}", state)
                 remove_old(folder, keep=max(1, self.config.checkpoints.keep))
             self.accelerator.wait_for_everyone()
         except WRITE_ERRORS as error:
             discard(folder / WRITING)
             raise self.unwritable(f"the checkpoint of step {step}", error) from error
-        self.restart_clock()
+        self.clock.start()
 
     def unwritable(self, what: str, error: Exception) -> ValueError:
         """What could not be written, why, and from where the run can go on, in one sentence."""
@@ -317,7 +394,14 @@ class Schedule(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        self.trainer.restart_clock()
+        self.trainer.clock.start()
+        return control
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        # Before the schedule moves on: the next learning rate may follow from the time.
+        self.trainer.count_time()
         return control
 
     def on_step_begin(
@@ -333,7 +417,8 @@ class Schedule(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         config, step = self.trainer.config, state.global_step
-        last = step >= config.optimization.total_steps
+        last = self.trainer.finished
+        self.trainer.add_to_average()
         control.should_log = True
         control.should_evaluate = last or step % config.validation.every == 0
         # After the last step the model itself is saved; a checkpoint would serve nobody.

@@ -90,7 +90,7 @@ def bench_training(plan: Plan, *, on_step: Callable[[int, int], None] | None = N
             bare(progress.step)
             bare_seconds.append(time.perf_counter() - begin)
             if on_step is not None:
-                on_step(progress.step, progress.steps)
+                on_step(progress.step, plan.steps + WARM_UP)
             mark = time.perf_counter()
 
         train(config, Path(folder) / "run", on_progress=turn)
