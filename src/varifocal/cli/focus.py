@@ -17,6 +17,7 @@ from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
     from varifocal.results.focus import FocusMap
+    from varifocal.retrofit.focus.fit import FitPlan
     from varifocal.retrofit.focus.focusing import Focusing
 
 Keep = Annotated[float, typer.Option(help="The share of key heads that go on reading everything, from 0 to 1.")]
@@ -41,7 +42,7 @@ Gates = Annotated[str, typer.Option(help="static: a number for each key head. in
 Scores = Annotated[
     Path | None, typer.Option(help="Decide by the scores of this focused model instead of fitting.", file_okay=False)
 ]
-QUICK_STEPS, QUICK_LENGTHS = 14, (768, 1024)
+QUICK_STEPS, QUICK_RATE, QUICK_LENGTHS = 14, 0.4, (768, 1024)
 
 
 def focus(
@@ -71,9 +72,9 @@ def focus(
 ) -> None:
     """Find the heads of a pretrained model that need the whole text, and give the others a window.
 
-    Weights stay frozen while a gate for every key head is fitted. The key heads with the highest gates go on reading
-    everything; the others read a window and the first tokens, and keep no more than those in their cache. The map with
-    all its scores is OUT/focus.json. An interrupted fit goes on where it was when the same command is given again.
+    The weights stay frozen while a gate is fitted for every key head. Those with the highest gates go on reading
+    everything; the others read a window and the first tokens, and cache no more than that. OUT/focus.json holds the
+    map with all its scores. The same command, given again, resumes an interrupted fit.
 
     [bold]Examples[/bold]
 
@@ -96,14 +97,17 @@ def focus(
         keep=keep, window=window, sinks=sinks, steps=steps, rate=rate, penalty=penalty, lengths=parse_lengths(length),
         facts=facts, seed=seed,
     )  # fmt: skip
-    if quick:
-        plan = replace(plan, steps=QUICK_STEPS, rate=max(rate, 0.4), lengths=QUICK_LENGTHS)
     wanted = Focusing(
-        fit=plan, budget=cache_bytes, budget_length=cache_length, accept=accept,
+        fit=first_impression(plan) if quick else plan, budget=cache_bytes, budget_length=cache_length, accept=accept,
         adaptation=Adaptation(steps=adapt, rate=adapt_rate) if adapt else None, lora=lora, scores=scores,
     )  # fmt: skip
     use_threads(threads)
     run(source, out, read_documents(texts), wanted, named=texts)
+
+
+def first_impression(plan: FitPlan) -> FitPlan:
+    """Fewer and longer steps on shorter texts."""
+    return replace(plan, steps=QUICK_STEPS, rate=max(plan.rate, QUICK_RATE), lengths=QUICK_LENGTHS)
 
 
 def run(source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str) -> None:

@@ -14,8 +14,6 @@ from varifocal.results.papers import PaperTable, paper_tables
 Way = Literal["our kernels", "prototype", "all written out"]
 WAYS: tuple[Way, ...] = ("our kernels", "prototype", "all written out")
 """A prototype writes out the scores of all pairs for the paper's own mechanism, and runs the others in kernels."""
-OWN = ("context_adaptive", "head_gated", "sparse_geometric")
-"""The papers' own mechanisms."""
 ROWS = 8
 """Rows that a device computes at once, as in our configs of the papers."""
 
@@ -25,6 +23,7 @@ def paper_predictions(
 ) -> Mapping[Literal["memory", "speed"], Mapping[str, float]]:
     """Bytes and tokens a second of the papers' model with each mechanism."""
     found: dict[Literal["memory", "speed"], dict[str, float]] = {"memory": {}, "speed": {}}
+    own = {table.own for table in paper_tables()}
     for name in mechanisms:
         config = preset(
             "qwen-134m", mechanism=name, **({} if context is None else {"max_position_embeddings": context})
@@ -36,7 +35,7 @@ def paper_predictions(
             batch=ROWS * gpus,
             devices=gpus,
             micro_batch=ROWS,
-            execution="written out" if way == "all written out" or (way == "prototype" and name in OWN) else "kernels",
+            execution="written out" if way == "all written out" or (way == "prototype" and name in own) else "kernels",
             # The papers presumably had a plain head under autocast.
             head_precision="bfloat16",
         )

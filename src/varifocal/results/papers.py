@@ -43,6 +43,11 @@ class PaperTable(Record):
     time: str | None = None
     rows: tuple[PaperRow, ...]
 
+    @property
+    def own(self) -> str:
+        """The mechanism that the paper proposes: the last of its table, but for what is taken away from it."""
+        return [row.mechanism for row in self.rows if "." not in row.mechanism][-1]
+
 
 @cache
 def paper_tables() -> tuple[PaperTable, ...]:

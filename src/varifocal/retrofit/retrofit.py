@@ -74,8 +74,8 @@ def retrofit(
         raise ValueError(f"context must be at least 1, got {context}")
     model = open_source(source, FAMILIES, dtype=dtype)
     sizes = translate_config(model.config)
-    if mechanism != "dense":
-        translate_config(model.config, mechanism=mechanism)
+    # Refuses a mechanism that cannot take the place of the model's own windows.
+    translate_config(model.config, mechanism=mechanism)
     if context is None:
         context = min(LONGEST, sizes.max_position_embeddings)
     settled = starting_options(mechanism, sizes, context=context, options=options or {})

@@ -75,11 +75,12 @@ def starting_model(config: TrainingConfig, data: PreparedData) -> VarifocalForCa
     wanted = model_config(config, data)
     torch.manual_seed(config.run.seed)
     model = VarifocalForCausalLM(wanted)
-    if wanted.mechanism == "dense":
+    same = dense_config(wanted)
+    if same.to_dict() == wanted.to_dict():
         return model
     # A mechanism's own parameters draw random numbers too, and would shift those of all later layers.
     torch.manual_seed(config.run.seed)
-    plain = VarifocalForCausalLM(dense_config(wanted))
+    plain = VarifocalForCausalLM(same)
     model.load_state_dict(plain.state_dict(), strict=False)
     return model
 

@@ -207,6 +207,8 @@ class Mechanism(nn.Module, Generic[ConfigT]):
     """By label, options that each get a row of their own in tables of cost and speed; the first are the defaults."""
     bench_options: ClassVar[Mapping[str, Any]] = {}
     """Options of its row in `varifocal bench attention`, where the defaults would not measure what is meant."""
+    bench_reference: ClassVar[tuple[str, ...]] = ()
+    """The rows that the reference runs there too, to compare: labels of `ways`, or "" where it has one row alone."""
 
     def __init__(self, config: ConfigT | None = None, shape: HeadShape | None = None) -> None:
         super().__init__()

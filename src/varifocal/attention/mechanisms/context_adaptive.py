@@ -80,6 +80,7 @@ class ContextAdaptive(Mechanism[ContextAdaptiveConfig]):
     name = "context_adaptive"
     config_type = ContextAdaptiveConfig
     ways = {"exact": {"select": "exact"}, "blocks": {"select": "blocks"}}  # noqa: RUF012
+    bench_reference = ("exact",)
     variants = (
         Variant(SMALL),
         Variant({**SMALL, "select": "blocks", "block": 4}, "blocks"),

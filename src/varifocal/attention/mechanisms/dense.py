@@ -21,6 +21,7 @@ class Dense(Mechanism[DenseConfig]):
     name = "dense"
     config_type = DenseConfig
     variants = (Variant(),)
+    bench_reference = ("",)
 
     def equation(self, call: Call) -> Equation:
         return Equation((Causal(),))

@@ -70,6 +70,19 @@ class KeysAndValues(Memory):
 
 def own_layout(layout: Layout | None, keys: Tensor, begin: int) -> Layout:
     """The layout of keys [B, *, S, F] from `begin` on as queries, from that of a call's queries among all S keys."""
+    length = keys.shape[2]
+    if layout is None or torch.compiler.is_compiling():
+        return laid_out_keys(layout, keys, begin)
+    # All layers take in the same tokens.
+    name = f"keys {begin} to {length}"
+    if name not in layout.derived:
+        layout.derived[name] = laid_out_keys(layout, keys, begin)
+    found: Layout = layout.derived[name]
+    return found
+
+
+def laid_out_keys(layout: Layout | None, keys: Tensor, begin: int) -> Layout:
+    """What `own_layout` returns, made anew."""
     batch, _, length, _ = keys.shape
     if layout is None or layout.one_document:
         return make_layout(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from varifocal import Causal, Window
+from varifocal import MECHANISMS, Causal, Window
 from varifocal.attention.attend import attend
 from varifocal.attention.backends import BACKENDS
 from varifocal.bench.attention.workload import Inputs, Law, Workload, make_inputs
@@ -54,8 +54,6 @@ def window(inputs: Inputs, more: int = 0) -> Law:
 
 
 BASELINE = "torch sdpa causal"
-BESIDE_THE_REFERENCE = ("dense", "context_adaptive exact")
-"""The reference runs the mechanisms that have no kernel, and these for comparison."""
 QUADRATIC_LIMIT = 4096
 """Contenders that write out all pairs are not timed on longer texts."""
 
@@ -73,7 +71,9 @@ def contenders(workload: Workload) -> dict[str, Contender]:
         for name, (mechanism, options) in rows_of_ours().items():
             law = functools.partial(law_of, mechanism=mechanism, options=workload.options(mechanism) | options)
             run = functools.partial(run_law, law=law, backend=backend)
-            if slow and name not in BESIDE_THE_REFERENCE and any(one.name == name for one in found):
+            # The reference runs the mechanisms that have no kernel, and some for comparison.
+            compared = name.removeprefix(mechanism).strip() in MECHANISMS[mechanism].bench_reference
+            if slow and not compared and any(one.name == name for one in found):
                 continue
             if slow or is_served(law, workload, backend):
                 longest = QUADRATIC_LIMIT // 4 if slow else 1 << 30
