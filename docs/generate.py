@@ -15,6 +15,7 @@ from torch import Tensor
 
 from varifocal import MECHANISMS, HeadShape, Scale, make_mechanism
 from varifocal.attention.weights import attention_weights
+from varifocal.bench.field import CONTEXT, field_table
 from varifocal.plan.hardware import find_gpu
 from varifocal.plan.paper_plan import WAYS, paper_checks
 from varifocal.report.attention_bench import growth_of_time, speedup_table
@@ -23,6 +24,7 @@ from varifocal.report.comparison_tables import (
     cost_legend,
     cost_table,
     loss_table,
+    our_setting,
     recall_table,
     scaled_down,
     signed,
@@ -50,6 +52,10 @@ from varifocal.statistics.comparison import Comparison, read_comparison
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96
+BENCHES = ("attention_bench.json", "family_bench.json")
+"""Where speeds of mechanisms are looked for, in this order."""
+COMPARISONS = ("fineweb/comparison.json", "family/comparison.json")
+"""Where losses are looked for."""
 
 
 def attention_pattern(name: str) -> Tensor:
@@ -272,6 +278,28 @@ def summary(bench: ModelBench, comparison: Comparison) -> str:
     return f"{markdown(table)}\n\n{told}"
 
 
+def field(results: Path) -> str:
+    """The whole field: a row for every mechanism, where its numbers are from, and why cells are empty."""
+    benches = [AttentionBench.read(file) for name in BENCHES if (file := results / name).exists()]
+    comparisons = [read_comparison(file) for name in COMPARISONS if (file := results / name).exists()]
+    table, reasons = field_table(benches, comparisons)
+    told = [
+        f"For texts of {CONTEXT:,} tokens, {HeadShape().heads} heads of {HeadShape().head_width}. **Keys a query**: "
+        "how many a query of a head reads on average. **Cache**: what a layer keeps of the text, beside dense "
+        "attention. "
+        "**Speed**: forward and backward beside torch's own causal attention (1.00x) in the same run: "
+        + "; ".join(f"`{bench.environment.command}` on {bench.environment.processor}" for bench in benches)
+        + ". **Loss**: validation loss less that of dense attention at the same budget, ± half of the 95 % "
+        "interval over seeds, from "
+        + "; ".join(f"`{comparison.command}` ({our_setting(comparison)})" for comparison in comparisons)
+        + ". Of two sources the first that has a mechanism counts.",
+        " ".join(reasons),
+    ]
+    head, _, *body = markdown(table).splitlines()
+    lines = [head, "| --- | --- | --- | ---: | ---: | ---: | ---: |", *body]
+    return "\n\n".join(["\n".join(lines), *filter(None, told)])
+
+
 def plan_check(check: PlanCheck) -> str:
     """Errors of the cost model by preset, and every step behind them."""
     shared = check.environment
@@ -345,6 +373,7 @@ def main() -> None:
         evaluated = fill(evaluated, "performance", performance(AttentionBench.read(measured)))
     if (focused := TOP / "results/focus_smollm2.json").exists():
         filled = fill(filled, "focus", focus(focused))
+    filled = fill(filled, "mechanisms", field(TOP / "results"))
     whole, compared = TOP / "results/model_bench_2048.json", TOP / "results/fineweb/comparison.json"
     if whole.exists() and compared.exists():
         filled = fill(filled, "results", summary(ModelBench.read(whole), read_comparison(compared)))
