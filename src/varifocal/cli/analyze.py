@@ -9,15 +9,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from varifocal.cli.options import MOST_SEED, Threads
+from varifocal.cli.options import ANY_MODEL, MOST_SEED, Threads
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.threads import use_threads
 
-Model = Annotated[
-    str,
-    typer.Argument(help="A run, a model's folder, or a pretrained Qwen3, Qwen2 or Llama (folder, .gguf, hub name)."),
+Model = Annotated[str, typer.Argument(help=ANY_MODEL)]
+Data = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="A data set made by `varifocal data prepare` with the model's tokenizer."),
 ]
-Data = Annotated[Path, typer.Option(help="A data set made by `varifocal data prepare` with the model's tokenizer.")]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="The file to write. Default: analysis/SPLIT.json in the run.", dir_okay=False),
@@ -51,10 +51,13 @@ def analyze(
     the text beyond the window helps. Intervals are 95 % over documents, and p-values are corrected for the number of
     comparisons. `varifocal report` shows everything on a page.
 
-    \b
-    varifocal analyze runs/compare/cells/head_gated-seed0/model --data runs/compare/data
-    varifocal analyze runs/compare/cells/dense-seed0 --data runs/compare/data --window 64
-    varifocal analyze Qwen/Qwen3-0.6B --data data/fineweb-qwen --length 2048 -o qwen.json
+    [bold]Examples[/bold]
+
+    varifocal data prepare sotu data/demo --tokenizer runs/demo/tokenizer.json
+
+    varifocal analyze smollm2 --data data/demo --length 1024 --tokens 8192 -o smollm2.json
+
+    varifocal analyze runs/compare/cells/head_gated-seed0 --data runs/compare/data --window 64
     """
     from varifocal.analysis.analyze import AnalysisPlan
     from varifocal.analysis.files import analyze_model

@@ -10,9 +10,9 @@ from varifocal.cli.bench_decode import decode
 from varifocal.cli.bench_model import model
 from varifocal.cli.bench_plan import plan
 from varifocal.cli.bench_training import training
-from varifocal.cli.verb import Verb
+from varifocal.cli.verb import Verb, Verbs
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
+bench = typer.Typer(cls=Verbs, no_args_is_help=True, help="Measure speed and memory, side by side in one run.")
 for benchmark in (model, decode, training, plan, attention, data):
     bench.command(cls=Verb)(benchmark)
 

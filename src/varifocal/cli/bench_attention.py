@@ -62,6 +62,12 @@ def attention(
 
     Speeds are ratios to torch's causal scaled_dot_product_attention in the same run. A contender that does not agree
     with the float64 reference, outputs and gradients, is not timed. The result file is made for `results/`.
+
+    [bold]Examples[/bold]
+
+    varifocal bench attention --quick
+
+    varifocal bench attention -c head_gated -c local --lengths 1024,4096 --pass forward,decode --threads 2
     """
     require_folder(json_file)
     require_folder(plot)

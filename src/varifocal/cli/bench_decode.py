@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Source = Annotated[
     str,
     typer.Argument(
-        help="A folder of ours, one of transformers' with safetensors, or a .gguf file.", show_default=False
+        help="A folder of ours, one of transformers' with safetensors, a .gguf file, or smollm2.", show_default=False
     ),
 ]
 Contenders = Annotated[
@@ -34,7 +34,9 @@ Contenders = Annotated[
     ),
 ]
 Contexts = Annotated[str, typer.Option(help="Tokens before the decoded ones, separated by commas.")]
-Texts = Annotated[str, typer.Option("--rows", help="Texts decoded at once, separated by commas: 1,4,8.")]
+Texts = Annotated[
+    str, typer.Option("--rows", metavar="N,...", help="Texts decoded at once, separated by commas: 1,4,8.")
+]
 Prompt = Annotated[
     int, typer.Option(min=0, help="Read contexts up to this one from a prompt; fill longer ones with random keys.")
 ]
@@ -47,7 +49,7 @@ Text = Annotated[
     ),
 ]
 LlamaPython = Annotated[
-    str | None, typer.Option(help="A Python interpreter that has llama-cpp-python. Default: this one.")
+    str | None, typer.Option(metavar="FILE", help="A Python interpreter that has llama-cpp-python. Default: this one.")
 ]
 
 
@@ -75,9 +77,9 @@ def decode(
     prompt. Our dense model is timed only if its logits are transformers'.
 
     \b
-    varifocal bench decode smollm2.gguf --threads 2
-    varifocal bench decode MODEL --contexts 128,32000 -c dense -c local -c 'dense int8'
-    varifocal bench decode MODEL --rows 1,4,8 --json results/decode.json --plot decode.png
+    varifocal bench decode smollm2 --threads 2
+    varifocal bench decode smollm2 --contexts 128,32000 -c dense -c local -c 'dense int8'
+    varifocal bench decode smollm2 --rows 1,4,8 --json results/decode.json --plot decode.png
     """
     require_folder(json_file)
     require_folder(plot)

@@ -28,11 +28,11 @@ def training(
     They take turns in one process. The training loop also reads its data, clips gradients, follows its schedule, checks
     for NaN and writes metrics.
 
-    Examples
+    [bold]Examples[/bold]
 
-      varifocal bench training --threads 2
+    varifocal bench training --threads 2
 
-      varifocal bench training --preset small --length 1024 --json results/training_bench.json
+    varifocal bench training --preset small --length 1024 --json results/training_bench.json
     """
     require_folder(json_file)
     from varifocal.bench.training.run import Plan, bench_training

@@ -7,9 +7,11 @@ import typer
 from varifocal.cli.data_inspect import inspect
 from varifocal.cli.data_prepare import prepare
 from varifocal.cli.data_probe import probe
-from varifocal.cli.verb import Verb
+from varifocal.cli.verb import Verb, Verbs
 
-data = typer.Typer(no_args_is_help=True, help="Prepare data sets of tokens, inspect them, and probe attention.")
+data = typer.Typer(
+    cls=Verbs, no_args_is_help=True, help="Prepare data sets of tokens, inspect them, and probe attention."
+)
 for verb in (prepare, inspect, probe):
     data.command(cls=Verb)(verb)
 

@@ -23,7 +23,9 @@ ReportFile = Annotated[Path | None, typer.Option("--json", help="Also write the 
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="DATA", help="A prepared data set.", show_default=False)],
-    window: Annotated[int, typer.Option(min=1, help="Window in tokens; how many documents are longer?")] = 512,
+    window: Annotated[
+        int, typer.Option(min=1, help="Keys that a window would hold; the report counts what is longer.")
+    ] = 512,
     samples: Annotated[int, typer.Option(min=0, help="Documents to show.")] = 3,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed shows other documents.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Verify every byte first, however large the data.")] = False,

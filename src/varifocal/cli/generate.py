@@ -44,10 +44,17 @@ def generate(
 ) -> None:
     """Continue a text, print each token as it comes, and report the speed.
 
-    \b
+    The text goes to standard output, the speed to standard error. Every token is decoded from the cache, as a server
+    would do it.
+
+    [bold]Examples[/bold]
+
     varifocal generate runs/demo "The capital of France is" --temperature 0 --new-tokens 20
+
     varifocal generate smollm2 "Once upon a time" --temperature 0 --new-tokens 50
+
     varifocal generate smollm2 "Once upon a time" --weights int8
+
     varifocal generate smollm2 --chat
     """
     from varifocal.retrofit.opening import open_with_tokenizer

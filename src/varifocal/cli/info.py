@@ -27,9 +27,14 @@ def info(
 ) -> None:
     """Show which backends run here and why others do not; or, with --preset, what a model costs.
 
-    \b
+    Without a backend for a problem, attention runs on the reference: correct, but slow and with memory for all pairs.
+
+    [bold]Examples[/bold]
+
     varifocal info
+
     varifocal info --preset qwen-134m
+
     varifocal info --preset qwen-134m --length 32768
     """
     if preset is not None:

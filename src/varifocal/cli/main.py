@@ -28,10 +28,11 @@ from varifocal.cli.plan import plan
 from varifocal.cli.report import report
 from varifocal.cli.retrofit import retrofit
 from varifocal.cli.train import train
-from varifocal.cli.verb import Verb
+from varifocal.cli.verb import Verb, Verbs
 
 app = typer.Typer(
     name="varifocal",
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

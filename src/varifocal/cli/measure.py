@@ -24,13 +24,17 @@ TextSources = Annotated[
     list[str] | None,
     typer.Option(
         "--texts",
+        metavar="SOURCE",
         help="Long documents, others than those of the fit: a source as for `varifocal data prepare`; repeat for "
         "several. Facts are planted into the last one's.",
     ),
 ]
 Also = Annotated[
     list[Path] | None,
-    typer.Option(help="Another folder of `varifocal focus` on the same model (another seed, another way); repeat."),
+    typer.Option(
+        metavar="FOLDER",
+        help="Another folder of `varifocal focus` on the same model (another seed, another way); repeat.",
+    ),
 ]
 Shares = Annotated[str, typer.Option(help="Shares of key heads that read everything, separated by commas.")]
 RivalShares = Annotated[
@@ -69,8 +73,10 @@ def measure(
     so are heads by chance, whole layers in turn, and windows in all heads. Intervals are over documents. What the file
     of --json holds already is not measured again: an interrupted measurement goes on, and parts can be added.
 
-    \b
-    varifocal measure runs/demo smollm2 --texts novels.parquet --json measured.json --plot measured.png
+    [bold]Examples[/bold]
+
+    varifocal measure runs/demo smollm2 --texts my.txt --length 1024 --json measured.json --plot measured.png
+
     varifocal measure runs/demo smollm2 --documents 0 --questions 0 --speed 2048,8192 --json measured.json
     """
     require_model_extra()

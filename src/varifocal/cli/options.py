@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+ANY_MODEL = "A run, a model's folder, or a pretrained Qwen3, Qwen2 or Llama (folder, .gguf, hub name; or smollm2)."
+"""What a verb says that opens models of all kinds."""
 MOST_SEED = (1 << 32) - 1
 """What every generator of random numbers takes."""
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads. Default: torch's own number.")]

@@ -69,10 +69,9 @@ def retrofit(
 
     [bold]Examples[/bold]
 
-    varifocal retrofit Qwen/Qwen3-0.6B qwen-gated --mechanism head_gated --option window=256
+    varifocal retrofit smollm2 runs/gated --mechanism head_gated --option window=256
 
-    varifocal retrofit smollm2.gguf small-local -m local --option window=128 --context 1024 --text train.txt --validate
-    valid.txt --adapt 100 --json results.json
+    varifocal retrofit smollm2 runs/local -m local --option window=128 --context 512 --text my.txt --adapt 20
     """
     require_model_extra()
     from varifocal.retrofit.adaptation import Adaptation

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 EXAMPLES = ("varifocal ", "torchrun ")
 """What the line of an example begins with."""
-VALUES = {"int": "N", "float": "X", "str": "TEXT", "Path": "PATH", "list[str]": "NAME"}
+VALUES = {"int": "N", "float": "X", "str": "TEXT", "list[str]": "NAME"}
 """What stands for a value of a type, unless the option names it itself."""
+NAMED = {
+    **dict.fromkeys(("backend", "clock", "device", "dtype", "executor", "fit", "gates", "gpu", "invalid"), "NAME"),
+    **dict.fromkeys(("mechanism", "precision", "preset", "split", "tokenizer", "weights"), "NAME"),
+    **dict.fromkeys(
+        ("caches", "contexts", "distances", "fact-lengths", "lengths", "memory-at", "seeds", "speed"), "N,..."
+    ),
+    "tokens": "N",
+    **dict.fromkeys(("rivals-at", "shares"), "X,..."),
+    **dict.fromkeys(("pass", "presets"), "NAME,..."),
+}
+"""The same for texts of which only some mean something: names of a list, numbers, several with commas between."""
+PATHS = {"file": "FILE", "dir": "FOLDER", "path": "FILE"}
+"""The same for what lies on a disk, by what an option takes."""
 
 
-class Verb(TyperCommand):
-    """A command of this program."""
+class Shown:
+    """How a command shows itself, whether it does something or holds other commands."""
+
+    help: str | None
+    params: list[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -21,11 +37,21 @@ class Verb(TyperCommand):
         for param in self.params:
             name_value(param)
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            hide_value(option)
-        return option
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All parameters; --help and what installs completion are added by typer and come last."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # typer's command follows in every subclass
+        for param in params:
+            if getattr(param, "is_flag", False):
+                hide_value(param)
+        return params
+
+
+class Verb(Shown, TyperCommand):
+    """A command that does something."""
+
+
+class Verbs(Shown, TyperGroup):
+    """A command that holds others."""
 
 
 def name_value(param: Any) -> None:
@@ -34,11 +60,16 @@ def name_value(param: Any) -> None:
         if param.metavar is None:
             param.metavar = (param.name or "").upper()
         hide_value(param)
+        if param.required:
+            # typer's braces would say that one of several is to be chosen.
+            setattr(param, "_usage_display_name", lambda: param.metavar)  # noqa: B010  # a method, for mypy
         return
     if getattr(param, "is_flag", False):
         hide_value(param)
     elif param.metavar is None:
-        param.metavar = VALUES.get(param.bare_type(), "FILE" if "Path" in param.bare_type() else "TEXT")
+        kind = param.type_descriptor
+        value = PATHS[kind.path_type] if "Path" in param.bare_type() else VALUES.get(param.bare_type(), "TEXT")
+        param.metavar = NAMED.get(param.opts[0].removeprefix("--"), value) if value == "TEXT" else value
 
 
 def hide_value(param: Any) -> None:

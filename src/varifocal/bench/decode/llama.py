@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from varifocal.bench.decode.turn import Turn
+from varifocal.retrofit.packaged import packaged_file
 
 WORKER = Path(__file__).with_name("llama_worker.py")
 
@@ -24,10 +25,11 @@ class LlamaProcess:
             raise ValueError(
                 f"{name} needs llama-cpp-python: install it, or name an interpreter that has it with --llama-python"
             )
-        if Path(source).suffix != ".gguf":
+        file = packaged_file(str(source)) or Path(source)
+        if file.suffix != ".gguf":
             raise ValueError(f"{name} reads GGUF, and {source} is no .gguf file; leave it out")
         self.name, self.file = name, folder / f"{kind}.gguf"
-        rewrite(Path(source), self.file, kind)
+        rewrite(file, self.file, kind)
         self.process = subprocess.Popen(
             [python or sys.executable, str(WORKER), str(self.file), str(torch.get_num_threads())],
             stdin=subprocess.PIPE,
