@@ -6,7 +6,7 @@ import re
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.explorer.conftest import Visit
 from tests.explorer.models import TEXT, small_explorer
@@ -158,6 +158,28 @@ def test_next_tokens_stand_side_by_side(visit: Visit, gated: Server) -> None:
     expect(panel.locator(".next h5")).to_have_text(["learned mix", "local only", "global only"])
     boxes = [one.bounding_box() for one in panel.locator(".next section").all()]
     assert len({box["y"] for box in boxes if box}) == 1
+    expect(panel.locator(".next li")).to_have_count(30)
+
+
+def test_answers_are_shown_as_they_come(visit: Visit, gated: Server) -> None:
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if '"local"' in (route.request.post_data or ""):
+            held.append(route)
+        else:
+            route.continue_()
+
+    visit.page.route("**/api/next", hold)
+    visit.page.goto(f"{gated.address}#text={quote(TEXT)}")
+    panel = visit.page.locator(".panel").first
+    # The answer for local gates is on its way; what the token reads, the map and the learned mix are there.
+    expect(panel.locator(".next .local")).to_contain_text("reading")
+    expect(panel.locator(".keys li").first).to_be_visible()
+    expect(panel.locator(".far-map")).to_be_visible()
+    expect(panel.locator(".next .learned li")).to_have_count(10)
+    held[0].continue_()
+    settled(visit.page)
     expect(panel.locator(".next li")).to_have_count(30)
 
 

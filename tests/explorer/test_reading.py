@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from varifocal import force_gates
 from varifocal.explorer.attention_row import attention_row
 from varifocal.explorer.opening import OpenedModel
 from varifocal.explorer.pieces import cut
-from varifocal.explorer.reading import decoder_layer, read_tokens
+from varifocal.explorer.reading import Gates, decoder_layer, read_tokens
 from varifocal.explorer.readings import Readings
 from varifocal.explorer.views import TextQuestion, TokenQuestion
 
@@ -103,16 +105,18 @@ def test_next_tokens_with_held_gates_are_those_of_the_forced_model(gates: str, v
     with torch.no_grad(), force_gates(opened.model, value):
         logits = opened.model(torch.tensor([ids_of(opened)]), use_cache=False).logits[0, TOKEN]
     best = logits.softmax(dim=-1).topk(10)
-    view = explorer.token(TokenQuestion(text=TEXT, token=TOKEN))
-    shown = next(state for state in view.next if state.gates == gates)
+    shown = explorer.following(TokenQuestion.model_validate({"text": TEXT, "token": TOKEN, "gates": gates}))
+    assert shown.gates == gates
     assert [one.probability for one in shown.candidates] == pytest.approx(best.values.tolist(), abs=1e-4)
     assert [one.text for one in shown.candidates] == [opened.tokenizer.decode([one]) for one in best.indices.tolist()]
 
 
 def test_learned_mix_and_held_gates_expect_different_tokens() -> None:
-    view = small_explorer("head_gated").token(TokenQuestion(text=TEXT, token=TOKEN))
-    assert [state.gates for state in view.next] == ["learned", "local", "global"]
-    assert len({state.following for state in view.next}) == 3
+    explorer = small_explorer("head_gated")
+    states: tuple[Gates, ...] = get_args(Gates)
+    assert states == ("learned", "local", "global")
+    shown = [explorer.following(TokenQuestion(text=TEXT, token=TOKEN, gates=gates)) for gates in states]
+    assert len({state.following for state in shown}) == 3
 
 
 def test_held_gates_change_the_view_of_the_text() -> None:
@@ -125,7 +129,8 @@ def test_model_without_gates_shows_what_it_has() -> None:
     text = explorer.text(TextQuestion(text=TEXT))
     token = explorer.token(TokenQuestion(text=TEXT, token=TOKEN))
     assert (text.gate, text.decides, text.width, text.window) == (None, None, None, None)
-    assert [state.gates for state in token.next] == ["learned"]
+    with pytest.raises(ValueError, match="has no gates that could be held"):
+        explorer.following(TokenQuestion(text=TEXT, token=TOKEN, gates="local"))
     assert len(token.keys) == 12
     assert explorer.models[0].layers[0].words == "no gate: every key"
 
@@ -142,7 +147,7 @@ def test_mean_gates_leave_out_tokens_where_nothing_is_decided() -> None:
 def test_last_token_is_followed_by_nothing() -> None:
     explorer = small_explorer("dense")
     last = len(ids_of(explorer.opened[0])) - 1
-    assert explorer.token(TokenQuestion(text=TEXT, token=last)).next[0].following is None
+    assert explorer.following(TokenQuestion(text=TEXT, token=last)).following is None
 
 
 @pytest.mark.parametrize("text", [TEXT, "naïve 東京 🏗️ \r\n\ttext", " ", "\x00\u202e<b>", "e\u0301"])

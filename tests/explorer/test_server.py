@@ -134,12 +134,17 @@ def test_text_is_answered_with_a_number_for_each_token(client: TestClient) -> No
     assert len(view["gate"]) == len(view["decides"]) == len(view["pieces"])
 
 
-def test_token_is_answered_with_its_keys_and_what_comes_next(client: TestClient) -> None:
+def test_token_is_answered_with_its_keys_what_comes_next_and_what_it_reads_far_back(client: TestClient) -> None:
     view = asked(client, "token", token=12).json()
     assert len(view["weights"]) == 13
     assert sum(view["weights"]) == pytest.approx(1, abs=2e-3)
-    assert [state["gates"] for state in view["next"]] == ["learned", "local", "global"]
-    assert all(len(state["candidates"]) == 10 for state in view["next"])
+    for gates in ("learned", "local", "global"):
+        state = asked(client, "next", token=12, gates=gates).json()
+        assert state["gates"] == gates
+        assert len(state["candidates"]) == 10
+    shares = asked(client, "far", token=12).json()["shares"]
+    assert all(0 <= share <= 1 for layer in shares for share in layer)
+    assert asked(client, "far", token=10_000).status_code == 422
 
 
 def test_second_model_answers_for_itself(client: TestClient) -> None:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 import varifocal
 from varifocal.explorer.explorer import Explorer
 from varifocal.explorer.guard import Guard
-from varifocal.explorer.views import TextQuestion, TextView, TokenQuestion, TokenView
+from varifocal.explorer.views import FarView, NextView, TextQuestion, TextView, TokenQuestion, TokenView
 from varifocal.explorer.waiting import AbandonedError, Waiting
 
 FOLDER = Path(__file__).parent
@@ -102,6 +102,15 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
     @app.post("/api/token")
     async def show_token(request: Request) -> TokenView:
         return await computed(request, explorer.token, await asked_in(request, TokenQuestion))
+
+    # What takes other readings, or every layer, has questions of its own: the page shows each answer as it comes.
+    @app.post("/api/next")
+    async def show_next(request: Request) -> NextView:
+        return await computed(request, explorer.following, await asked_in(request, TokenQuestion))
+
+    @app.post("/api/far")
+    async def show_far(request: Request) -> FarView:
+        return await computed(request, explorer.far, await asked_in(request, TokenQuestion))
 
     return Guard(app, token=token, host=host)
 

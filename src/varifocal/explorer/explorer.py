@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from varifocal.explorer.readings import Readings
 from varifocal.explorer.samples import LONG, SHORT
 from varifocal.explorer.views import (
     Candidate,
+    FarView,
     KeyView,
     LayerView,
     ModelView,
@@ -85,12 +85,8 @@ class Explorer:
         )
 
     def token(self, asked: TokenQuestion, waiting: Waiting | None = None) -> TokenView:
-        """What a token reads in one head, and the likeliest next tokens with gates as learned and as held."""
-        waiting = Waiting() if waiting is None else waiting
-        opened, pieces = self.checked(asked, waiting)
-        if asked.token >= len(pieces.ids):
-            raise ValueError(f"there is no token {asked.token}; the text has {len(pieces.ids)}, counted from 0")
-        reading = self.reading(asked, pieces, asked.gates, waiting)
+        """What a token reads in one head."""
+        opened, _, reading = self.checked_token(asked, waiting)
         row = attention_row(opened.model, reading, layer=asked.layer, head=asked.head, token=asked.token)
         best = row.weights.topk(min(TOP_KEYS, len(row.weights)))
         keys = tuple(
@@ -103,20 +99,31 @@ class Explorer:
             for weight, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
             if weight > 0
         )
-        states: tuple[Gates, ...] = get_args(Gates) if self.models[asked.model].gated else ("learned",)
+        return TokenView(asked.token, numbers(row.weights, 4), keys)
+
+    def following(self, asked: TokenQuestion, waiting: Waiting | None = None) -> NextView:
+        """The likeliest tokens after a token, with the gates in the state of the question."""
+        opened, pieces, reading = self.checked_token(asked, waiting)
         following = pieces.ids[asked.token + 1] if asked.token + 1 < len(pieces.ids) else None
-        chances = tuple(
-            next_tokens(
-                opened, self.reading(asked, pieces, gates, waiting), gates, token=asked.token, following=following
-            )
-            for gates in states
-        )
-        far = []
+        return next_tokens(opened, reading, asked.gates, token=asked.token, following=following)
+
+    def far(self, asked: TokenQuestion, waiting: Waiting | None = None) -> FarView:
+        """What a token reads from far back, in every head of every layer."""
+        waiting = Waiting() if waiting is None else waiting
+        opened, _, reading = self.checked_token(asked, waiting)
+        shares = []
         for layer in range(len(reading.inputs)):
             waiting.require()
-            shares = far_shares(opened.model, reading, layer=layer, token=asked.token, near=self.near)
-            far.append(numbers(shares, 4))
-        return TokenView(asked.token, numbers(row.weights, 4), keys, chances, far)
+            shares.append(numbers(far_shares(opened.model, reading, layer=layer, token=asked.token, near=self.near), 4))
+        return FarView(asked.token, shares)
+
+    def checked_token(self, asked: TokenQuestion, waiting: Waiting | None) -> tuple[OpenedModel, Pieces, Reading]:
+        """The model, the tokens and the reading of a question about a token; ValueError if there is no such token."""
+        waiting = Waiting() if waiting is None else waiting
+        opened, pieces = self.checked(asked, waiting)
+        if asked.token >= len(pieces.ids):
+            raise ValueError(f"there is no token {asked.token}; the text has {len(pieces.ids)}, counted from 0")
+        return opened, pieces, self.reading(asked, pieces, asked.gates, waiting)
 
     def checked(self, asked: TextQuestion, waiting: Waiting) -> tuple[OpenedModel, Pieces]:
         """The model and the tokens of a question; ValueError if it asks for something that does not exist."""

@@ -22,7 +22,7 @@ class TextQuestion(BaseModel):
 
 
 class TokenQuestion(TextQuestion):
-    """Show what one token of the text reads there, and what comes next."""
+    """Show what one token of the text reads there, what comes next, or what it reads far back."""
 
     token: int = Field(ge=0)
 
@@ -121,6 +121,12 @@ class TokenView:
     """How much it reads of each key, from the first key to its own."""
     keys: tuple[KeyView, ...]
     """The keys that it reads most, in descending order."""
-    next: tuple[NextView, ...]
-    far: list[list[float]]
+
+
+@dataclass(frozen=True)
+class FarView:
+    """What one token reads far back."""
+
+    token: int
+    shares: list[list[float]]
     """By layer and head, the share that this token reads from further back than `Explorer.near`."""

@@ -52,12 +52,18 @@ export function showKeys(list, row, tokens, decides, choose) {
   );
 }
 
-export function showNext(root, row) {
-  const most = Math.max(...row.next.flatMap((state) => state.candidates.map((one) => one.probability)));
+/** What comes next in the states of the gates that were asked for; `answers` are those that have come. */
+export function showNext(root, states, answers) {
+  const most = Math.max(...answers.flatMap((state) => state.candidates.map((one) => one.probability)));
   root.replaceChildren(
-    ...row.next.map((state) => {
-      const column = element("section", `state ${state.gates}`);
-      column.append(element("h5", "", row.next.length > 1 ? STATES[state.gates] : "this model"));
+    ...states.map((gates) => {
+      const state = answers.find((one) => one.gates === gates);
+      const column = element("section", `state ${gates}`);
+      column.append(element("h5", "", states.length > 1 ? STATES[gates] : "this model"));
+      if (state === undefined) {
+        column.append(element("p", "following", "reading …"));
+        return column;
+      }
       const list = element("ol");
       for (const one of state.candidates) {
         const entry = element("li", one.follows ? "follows" : "");

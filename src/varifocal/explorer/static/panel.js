@@ -100,10 +100,36 @@ export class Panel {
     this.tokens.mark(index, null);
     this.paint();
     this.reveal(index);
-    this.row = await ask("token", { ...this.question(), token: index }, signal);
+    const question = { ...this.question(), token: index };
+    this.row = await ask("token", question, signal);
     this.tokens.mark(index, this.row);
     this.paint();
     this.showDetails();
+    await this.streamed(question, signal);
+  }
+
+  /** Asks for what takes longer, and shows each answer as it comes: the next tokens by state of the gates, the map. */
+  async streamed(question, signal) {
+    const offered = [...this.fields.gates.options].map((option) => option.value);
+    // The state that is shown was read already; others are read for this.
+    const states = [question.gates, ...offered.filter((gates) => gates !== question.gates)];
+    const answers = [];
+    this.find("after").classList.add("stale");
+    this.find("far-map").classList.add("stale");
+    for (const gates of states) {
+      answers.push(await ask("next", { ...question, gates }, signal));
+      showNext(this.find("next"), offered, answers);
+      this.find("after").hidden = false;
+      this.find("after").classList.remove("stale");
+      if (gates === question.gates) await this.showFar(question, signal);
+    }
+  }
+
+  async showFar(question, signal) {
+    const { shares } = await ask("far", question, signal);
+    const windows = [...this.fields.layer.options].map((option) => JSON.parse(option.dataset.windows));
+    showFarMap(this.find("far-map"), shares, windows, Number(this.root.dataset.near), question, (layer, head) => this.go(layer, head));
+    this.find("far-map").classList.remove("stale");
   }
 
   /** Scrolls the sheet, and not the page, to a token. */
@@ -212,13 +238,7 @@ export class Panel {
     this.find("chosen").textContent = `Token ${index}: ${this.tokens.name(index)}`;
     this.find("summary").textContent = this.sentence(index);
     showKeys(this.find("keys"), this.row, this.tokens, this.view.decides?.[index] ?? true, (key) => this.choose(key));
-    showNext(this.find("next"), this.row);
-    const windows = [...this.fields.layer.options].map((option) => JSON.parse(option.dataset.windows));
-    showFarMap(this.find("far-map"), this.row.far, windows, Number(this.root.dataset.near), this.question(), (layer, head) =>
-      this.go(layer, head),
-    );
     this.find("details").hidden = false;
-    this.find("after").hidden = false;
   }
 
   sentence(index) {
