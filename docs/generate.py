@@ -260,10 +260,10 @@ def summary(bench: ModelBench, comparison: Comparison) -> str:
     for name, row in rows.items():
         result = losses.get(name.removesuffix(" exact"))
         memory = "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}x"
-        missing = "baseline of speed" if name.startswith("qwen3") else "not trained"
-        loss = [missing, ""] if result is None else [with_interval(result.validation_loss), signed(result.difference)]
-        if result is not None and not loss[1]:
-            loss[1] = "baseline of losses"
+        if result is None:
+            loss = ["not trained", "baseline of speed alone" if name.startswith("qwen3") else "not trained"]
+        else:
+            loss = [with_interval(result.validation_loss), signed(result.difference) or "baseline of losses"]
         table.append([name, f"{row.speedup:.2f}x", memory, *loss])
     seeds = max(len(result.seeds) for result in comparison.results)
     step, compared = bench.environment, comparison.command
@@ -371,7 +371,7 @@ def main() -> None:
     if measured.exists():
         filled = fill(filled, "kernels", kernels(AttentionBench.read(measured)))
         evaluated = fill(evaluated, "performance", performance(AttentionBench.read(measured)))
-    if (focused := TOP / "results/focus_smollm2.json").exists():
+    if (focused := TOP / "results/focus_smollm2_first.json").exists():
         filled = fill(filled, "focus", focus(focused))
     filled = fill(filled, "mechanisms", field(TOP / "results"))
     whole, compared = TOP / "results/model_bench_2048.json", TOP / "results/fineweb/comparison.json"

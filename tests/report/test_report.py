@@ -21,6 +21,7 @@ from varifocal.analysis.analyze import as_plain, summed_up
 from varifocal.analysis.observation import Observed
 from varifocal.analysis.token_kinds import KINDS
 from varifocal.cli.main import app
+from varifocal.report.comparison_tables import verdicts
 from varifocal.report.page.answer import answer_of_comparison
 from varifocal.report.page.figure import Figure
 from varifocal.report.page.page import make_page
@@ -238,7 +239,8 @@ def test_one_seed_gives_no_answer(tmp_path: Path) -> None:
 def test_differences_within_their_intervals_are_not_claimed(tmp_path: Path) -> None:
     losses = {"dense": [5.0, 5.1, 5.2], "local": [5.01, 5.08, 5.22]}
     assert (
-        answer_of_comparison(gather_comparison(write_folder(tmp_path / "out", losses))).short == "No difference shown."
+        answer_of_comparison(gather_comparison(write_folder(tmp_path / "out", losses))).short
+        == "No difference shown for local."
     )
 
 
@@ -249,7 +251,9 @@ def test_claim_must_survive_the_correction(tmp_path: Path) -> None:
     found = gather_comparison(write_folder(tmp_path / "out", losses))
     assert found.results[1].difference is not None
     assert found.results[1].difference.excludes_zero
-    assert answer_of_comparison(found).short == "No difference shown."
+    assert answer_of_comparison(found).short.startswith("No difference shown for local, ")
+    # The list of all arms says the same.
+    assert "local is not shown to differ from dense: its interval leaves out 0" in verdicts(found)[0]
 
 
 def test_higher_loss_is_called_higher(tmp_path: Path) -> None:

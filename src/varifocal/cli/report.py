@@ -63,6 +63,7 @@ def write_page(
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Path:
     """Read the files, write the page, and say what is missing and where the page is."""
+    from varifocal.report.page.answer import answer_of
     from varifocal.report.page.page import make_page, require_packages
     from varifocal.report.page.sources import read_source
     from varifocal.results.attention_bench import AttentionBench
@@ -82,4 +83,7 @@ def write_page(
     for note in (note for source in sources for note in source.notes):
         say(f"note: {escape(note)}")
     say(f"written to {escape(str(out))} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    for source in sources:
+        answer = answer_of(source)
+        say(escape(f"{source.title}: {answer.short} {' '.join(answer.reasons)}"))
     return out

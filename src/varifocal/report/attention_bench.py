@@ -45,7 +45,8 @@ def memory_table(bench: AttentionBench, kind: str) -> Table:
             for row in rows
         ]
         taken = [(row.length, float(row.peak_bytes)) for row in rows[-2:] if row and row.peak_bytes]
-        body.append([name, *cells, power(growth(taken))])
+        if any(cells):
+            body.append([name, *cells, power(growth(taken))])
     return [["n =", *(str(length) for length in lengths), "growth"], *body]
 
 

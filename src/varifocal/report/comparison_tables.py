@@ -11,6 +11,8 @@ from varifocal.results.papers import PaperTable, paper_tables
 from varifocal.statistics.comparison import Comparison
 from varifocal.statistics.estimates import seeds_needed
 
+SURE = 0.05
+"""A claim needs a p-value below this after Holm's correction, and an interval that excludes 0."""
 RECALL_LEGEND = "The table shows the share of right answers on the test split."
 
 
@@ -191,7 +193,7 @@ def scaled_down(comparison: Comparison, table: PaperTable | None = None) -> str:
 def verdicts(comparison: Comparison) -> list[str]:
     """A sentence for each arm that claims no more than its interval supports."""
     return [
-        verdict(result.name, comparison.baseline, result.difference)
+        verdict(result.name, comparison.baseline, result.difference, result.adjusted_p)
         for result in comparison.results
         if result.name != comparison.baseline
     ] + [
@@ -201,8 +203,8 @@ def verdicts(comparison: Comparison) -> list[str]:
     ]
 
 
-def verdict(name: str, other: str | None, difference: Difference | None) -> str:
-    """What can be said about the difference between two arms."""
+def verdict(name: str, other: str | None, difference: Difference | None, adjusted_p: float | None = None) -> str:
+    """What can be said about the difference between two arms; `adjusted_p` if they are two of several."""
     if difference is None:
         return f"{name} and {other} share no seed, so they cannot be compared."
     if difference.interval is None:
@@ -213,6 +215,11 @@ def verdict(name: str, other: str | None, difference: Difference | None) -> str:
     where = f"95 % interval {low:+.4f} to {high:+.4f} over {difference.count} seeds"
     if not difference.excludes_zero:
         return f"{name} shows no difference from {other} ({where}); {seeds_words(difference)}."
+    if adjusted_p is not None and adjusted_p >= SURE:
+        return (
+            f"{name} is not shown to differ from {other}: its interval leaves out 0 ({where}), but p is "
+            f"{p_text(adjusted_p)} after Holm's correction for all arms."
+        )
     lower = "lower" if difference.mean < 0 else "higher"
     return f"{name} has a {lower} loss than {other} by {abs(difference.mean):.4f} ({where})."
 

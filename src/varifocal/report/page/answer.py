@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from varifocal.report.comparison_tables import seeds_words
+from varifocal.report.comparison_tables import SURE, seeds_words
 from varifocal.report.focus import compared_losses, facts_of, rise
 from varifocal.report.page.focus_figures import cache_shares
-from varifocal.report.page.sources import FocusFiles, RunFiles
+from varifocal.report.page.sources import FocusFiles, RunFiles, Source
 from varifocal.report.table import p_text
 from varifocal.results.comparison import ArmResult
 from varifocal.results.focus import FocusMap, FocusMeasure, MapLosses
 from varifocal.statistics.comparison import Comparison
-
-SURE = 0.05
-"""A claim needs a p-value below this after Holm's correction, and an interval that excludes 0."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,16 @@ class Answer:
     question: str
     short: str
     reasons: tuple[str, ...]
+
+
+def answer_of(source: Source) -> Answer:
+    """The answer of a focused model, of a comparison or of a run."""
+    if source.focus is not None:
+        return answer_of_focus(source.focus)
+    if source.comparison is not None:
+        return answer_of_comparison(source.comparison)
+    (run,) = source.every_run()
+    return answer_of_run(run)
 
 
 def answer_of_comparison(comparison: Comparison) -> Answer:
@@ -53,13 +60,13 @@ def answer_of_comparison(comparison: Comparison) -> Answer:
         short = f"Lower with {listed([result.name for result in lower])}."
     elif higher and not rest:
         short = f"No: higher with {listed([result.name for result in higher])}."
+    elif higher:
+        short = f"Not lower; higher with {listed([one.name for one in higher])}."
     else:
-        short = (
-            "No difference shown." if not higher else f"Not lower; higher with {listed([one.name for one in higher])}."
-        )
+        short = f"No difference shown for {listed(rest)}."
     reasons = [sentence(result, "lower", baseline) for result in lower]
     reasons += [sentence(result, "higher", baseline) for result in higher]
-    if rest:
+    if rest and (lower or higher):
         reasons.append(f"No difference shown for {listed(rest)}.")
     nearest = [one for one in measured if one.name in rest and one.difference is not None]
     if nearest and not lower:

@@ -180,6 +180,7 @@ def shaded(
     bar.outline.set_visible(False)
     if reverse:
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"{least + most - value:g}")
+        bar.ax.invert_yaxis()
     if label:
         bar.set_label(label)
     return shown

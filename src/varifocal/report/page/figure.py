@@ -20,7 +20,9 @@ class Figure:
     svg: str
     """As `drawing.finished` returns it."""
     words: str
-    """What it shows, with the numbers."""
+    """What it shows, in a sentence below it."""
+    numbers: str = ""
+    """What its lines end at, for those who hear the page: a table tells those who see it."""
     header: tuple[str, ...]
     rows: list[list[Cell]]
     command: str

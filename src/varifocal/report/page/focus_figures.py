@@ -12,6 +12,8 @@ from varifocal.results.estimates import Difference
 from varifocal.results.focus import FocusMap, FocusMeasure, MapLosses
 from varifocal.statistics.estimates import paired_difference
 
+RING = "#000000"
+"""Not the colour of the text, which is white on a dark page: the shades of the map are the same on both."""
 FIFTHS, EIGHTHS = 5, 8
 """Parts of a text by which facts and losses are told."""
 
@@ -30,7 +32,7 @@ def map_figure(record: FocusMap) -> Figure:
         shaded(figure, axes, [[1 - score for score in row] for row in scores] if shares else scores,
                least=least, most=most, label="score, 1 = far" if shares else "score", reverse=shares)  # fmt: skip
         axes.scatter([one.layer + 0.5 for one in full], [one.head + 0.5 for one in full], s=46, marker="o",
-                     facecolors="none", edgecolors=INK, linewidths=1.6)  # fmt: skip
+                     facecolors="none", edgecolors=RING, linewidths=1.6)  # fmt: skip
         step = max(1, layers // 15)
         axes.set_xticks([0.5 + one for one in range(0, layers, step)], [str(one) for one in range(0, layers, step)])
         axes.set_yticks([0.5 + one for one in range(heads)], [str(one) for one in range(heads)])
@@ -70,7 +72,7 @@ def cost_figure(measured: FocusMeasure) -> Figure:
         rows,
         name="focus_cost",
         title=f"Rise of the loss over dense, {len(first.documents)} texts of {first.length} tokens ({first.texts})",
-        axis="nats a token, with the 95 % interval over texts",
+        axis="nats a token (95 % interval over texts)",
         words=f"The lowest rise is {least.mean:+.4f}: {best}.",
         command=command_of(measured),
     )
@@ -157,7 +159,7 @@ def facts_figure(measured: FocusMeasure, name: str, keep: float) -> Figure | Non
         axes.set_xlabel("where the fact stands, in % of the text")
         axes.set_ylabel("share found")
         axes.grid(visible=False, axis="x")
-        legend(figure, axes)
+        legend(figure, axes, columns=2)
         svg = finished(figure)
     told = "; ".join(
         f"{label} {sum(found for _, found in pairs)} of {len(pairs)}" for (label, _), pairs in shown.items()
@@ -193,8 +195,8 @@ def position_figure(measured: FocusMeasure, row: MapLosses, dense: MapLosses) ->
     return dots(
         list(zip(labels, found, strict=True)),
         name="focus_by_position",
-        title="Where in the text it is lost",
-        axis="rise of the loss, nats a token, with the 95 % interval over texts",
+        title="Rise of the loss along the text",
+        axis="nats a token (95 % interval over texts)",
         words=(
             f"In the first eighth of the texts {found[0].mean:+.4f}, in the last {found[-1].mean:+.4f}. Windows read "
             "the same as everything until they are full."
@@ -214,16 +216,19 @@ def kind_figure(measured: FocusMeasure, row: MapLosses, dense: MapLosses) -> Fig
             found.append((f"{kind} ({count:,})", paired_difference([a for a, _ in pairs], [b for _, b in pairs])))
     if not found:
         return None
-    worst, most = max(found, key=lambda one: one[1].mean)
+    sure = [one for one in found if one[1].excludes_zero]
+    told = "No kind of token is shown to lose: every interval holds 0."
+    if sure:
+        worst, most = max(sure, key=lambda one: one[1].mean)
+        told = (
+            f"Of the kinds whose interval leaves out 0, “{worst}” loses most: {most.mean:+.4f} ± {most.half_width:.4f}."
+        )
     return dots(
         found,
         name="focus_by_kind",
-        title="Which tokens lose (how many of them there are)",
-        axis="rise of the loss, nats a token, with the 95 % interval over texts",
-        words=(
-            f"Most is lost by tokens of the kind “{worst}”: {most.mean:+.4f} ± {most.half_width or 0:.4f}. "
-            "“Stood back” counts to the last time that the same token stood in the text."
-        ),
+        title="Rise of the loss by kind of token (how many there are)",
+        axis="nats a token (95 % interval over texts)",
+        words=(f"{told} “Stood back” counts to the last time that the same token stood in the text."),
         command=command_of(measured),
     )
 
@@ -242,7 +247,8 @@ def dots(
         axes.set_yticks(range(len(rows)), [label for label, _ in rows])
         axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
         few_ticks(axes.xaxis)
-        axes.set_xlabel(axis)
+        # Below long names the axis is short; its label grows to the left.
+        axes.set_xlabel(axis, loc="right")
         svg = finished(figure)
     cells: list[list[Cell]] = [[label, one.mean, one.half_width, one.count] for label, one in rows]
     return Figure(

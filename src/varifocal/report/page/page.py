@@ -34,7 +34,7 @@ from varifocal.report.comparison_tables import (
 from varifocal.report.focus import cache_table, fact_table, speed_table
 from varifocal.report.focus import loss_table as focus_loss_table
 from varifocal.report.page.analysis_figures import analysis_figures
-from varifocal.report.page.answer import Answer, answer_of_comparison, answer_of_focus, answer_of_run, losses_of_map
+from varifocal.report.page.answer import Answer, answer_of, losses_of_map
 from varifocal.report.page.bench_figures import PASSES, bench_figures
 from varifocal.report.page.drawing import OWN_ID
 from varifocal.report.page.figure import Figure
@@ -143,7 +143,7 @@ def require_packages() -> None:
 
 def section_of(source: Source) -> Section:
     """The section of a comparison, of a run or of a focused model."""
-    section = Section(source.title, None, notes=list(source.notes))
+    section = Section(source.title, answer_of(source), notes=list(source.notes))
     if source.focus is not None:
         add_focus(section, source.focus)
         return section
@@ -151,7 +151,6 @@ def section_of(source: Source) -> Section:
         add_comparison(section, source.comparison)
     else:
         (run,) = source.every_run()
-        section.answer = answer_of_run(run)
         figure = run_figure(run)
         section.parts.append(Part("Loss", figures=() if figure is None else (figure,)))
     add_gates(section, source)
@@ -161,7 +160,6 @@ def section_of(source: Source) -> Section:
 
 def add_comparison(section: Section, comparison: Comparison) -> None:
     """Add losses, recall, cost, and the papers' tables beside ours."""
-    section.answer = answer_of_comparison(comparison)
     section.setting = our_setting(comparison)
     line = scaled_down(comparison)
     section.parts.append(
@@ -178,18 +176,17 @@ def add_comparison(section: Section, comparison: Comparison) -> None:
             ShownTable(paper.name, rows, f"{paper.citation}. {scaled_down(comparison, paper)}")
             for paper, rows in papers
         ]
-        section.parts.append(Part("Beside the papers", tables=tuple(tables)))
+        section.parts.append(Part("Beside the papers", tables=tuple(tables), folded=True))
     if (recall := recall_table(comparison)) is not None:
         below = f"{line} {RECALL_LEGEND}"
         section.parts.append(Part("Recall by distance", tables=(ShownTable("Right answers", recall, below),)))
     cost = ShownTable("Cost of training", cost_table(comparison), f"{line} {cost_legend(comparison)}")
-    section.parts.append(Part("Cost", tables=(cost,)))
+    section.parts.append(Part("Cost", tables=(cost,), folded=True))
 
 
 def add_focus(section: Section, files: FocusFiles) -> None:
     """Add the map of a focused model, what it costs, and where."""
     record, measured = files.map, files.measured
-    section.answer = answer_of_focus(files)
     plan = record.fit
     section.setting = (
         f"{plan.get('way')} on {record.texts}, {plan.get('steps')} steps, seed {plan.get('seed')}, window "
@@ -227,7 +224,7 @@ def add_gates(section: Section, source: Source) -> None:
         figures = guarded(section, f"the gates of {arm}", partial(gate_figures, arm, runs, command))
         if figures:
             parts.append(Part(f"Gates of {arm} over training", figures=tuple(figures), folded=len(parts) > 1))
-    if not parts:
+    if not parts and source.runs:
         section.notes.append("There are no gates to show: no run here left traces of gates, widths or selections.")
     section.parts += parts
 
@@ -240,7 +237,7 @@ def add_analyses(section: Section, source: Source) -> None:
             make = partial(analysis_part, run, analysis, folded=len(parts) > 1)
             if (part := guarded(section, str(file), make)) is not None:
                 parts.append(part)
-    if not parts:
+    if not parts and source.runs:
         section.notes.append(
             "There is no analysis of what heads read at which tokens: 'varifocal analyze MODEL --data DATA' makes one."
         )
@@ -272,8 +269,10 @@ def bench_section(bench: AttentionBench) -> Section:
         if any(row.peak_bytes for row in bench.of(kind)):
             tables.append(ShownTable(f"Peak additional memory in MB, {PASSES[kind]}", memory_table(bench, kind)))
         figures = tuple(bench_figures(bench, kind)) if kind == "training" else ()
-        name, folded = PASSES[kind].capitalize(), kind != "training"
-        section.parts.append(Part(name, tables=tuple(tables), figures=figures, folded=folded))
+        name = PASSES[kind].capitalize()
+        if figures:
+            section.parts.append(Part(name, figures=figures))
+        section.parts.append(Part(f"{name}: all numbers" if figures else name, tables=tuple(tables), folded=True))
     return section
 
 
