@@ -124,7 +124,7 @@ docs: setup
 # The documents as a site with search that needs no network: build/site/index.html.
 site: .venv-site/installed
 	.venv-site/bin/python docs/site.py
-	.venv-site/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --quiet
 
 .venv-site/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-site

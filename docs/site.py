@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -23,10 +24,22 @@ def main() -> None:
     for name in ("EXPERIMENTS.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(TOP / name, PAGES / name)
     shutil.copy(TOP / "README.md", PAGES / "index.md")
+    copy_linked_files()
     (PAGES / "api").mkdir()
     for name, (title, modules) in API.items():
         parts = [f"# {title}", *(f"::: {module}" for module in modules)]
         (PAGES / "api" / f"{name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def copy_linked_files() -> None:
+    """Copy the files outside of docs/ that pages link to: code, configs, pyproject.toml."""
+    for page in [*PAGES.glob("*.md"), *PAGES.glob("docs/**/*.md")]:
+        place = Path() if page.name == "index.md" else page.relative_to(PAGES).parent
+        for link in re.findall(r"\]\(([^)#:]+)[)#]", page.read_text(encoding="utf-8")):
+            file = (TOP / place / link).resolve()
+            if file.is_file() and not (to := PAGES / file.relative_to(TOP)).exists() and to.suffix != ".md":
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, to)
 
 
 if __name__ == "__main__":

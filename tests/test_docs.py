@@ -123,3 +123,14 @@ def test_equation_page_names_every_branch_and_score() -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_site_leads_to_every_page_and_needs_no_other_host() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if page not in settings} == set()
+    (script,) = re.findall(r"polyfills: \[(.+)\]", settings)
+    # By its name the plugin `offline` knows that it needs to load none.
+    assert "iframe-worker" in script
+    assert (ROOT / script).is_file()
+    assert "http" not in (ROOT / script).read_text()
