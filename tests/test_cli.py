@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes.util
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from varifocal.cli.main import app
+from varifocal.cli.tables import counting_bar
+from varifocal.cli.train import training_bar
 
 
 def varifocal(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -109,6 +113,17 @@ def test_ablations_are_listed() -> None:
     result = varifocal("ablate", "--list")
     assert result.returncode == 0, result.stderr
     assert "sparse_geometric.both_off" in result.stdout
+
+
+def test_progress_does_not_fill_a_file() -> None:
+    file = io.StringIO()
+    console = Console(file=file)
+    for bar in (counting_bar(console=console), training_bar(console)):
+        with bar:
+            task = bar.add_task("reading", total=5000, numbers="")
+            for step in range(5000):
+                bar.update(task, completed=step)
+    assert len(file.getvalue()) < 10
 
 
 def test_version_is_printed() -> None:

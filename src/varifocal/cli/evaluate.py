@@ -64,6 +64,7 @@ def print_evaluation(console: Console, result: Evaluation, data: PreparedData) -
         f"loss {result.loss:.4f} nats a token, perplexity {result.perplexity:.2f}, {result.bits_per_byte:.4f} bits per "
         f"byte ({result.tokens:,} tokens, rows of {result.length})",
         highlight=False,
+        soft_wrap=True,
     )
     curve = [
         [f"{point.least} - {point.most}", f"{point.loss:.4f}", f"{point.spread:.4f}", f"{point.tokens:,}"]
