@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from varifocal.cli.options import ANY_MODEL, MOST_SEED, Threads
-from varifocal.cli.tables import print_table, progress_bar
+from varifocal.cli.tables import print_table, shown_count
 from varifocal.threads import use_threads
 
 Model = Annotated[str, typer.Argument(help=ANY_MODEL)]
@@ -68,12 +68,8 @@ def analyze(
         split=split, length=length, tokens=tokens, window=window, k_scale=k_scale, resamples=resamples, seed=seed
     )
     use_threads(threads)
-    with progress_bar() as bar:
-        task = bar.add_task(f"{split} of {data.name}", total=None)
-        found, file = analyze_model(
-            model, open_data(data), plan, out=out,
-            on_row=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
+    with shown_count(f"{split} of {data.name}") as show:
+        found, file = analyze_model(model, open_data(data), plan, out=out, on_row=show)
     console = Console(highlight=False)
     console.print(escape(found.setting()), soft_wrap=True)
     for title, table in all_tables(found) if tables else ():

@@ -10,7 +10,6 @@ from rich.console import Console
 from varifocal.bench.attention.contenders import BASELINE
 from varifocal.bench.attention.run import Plan, bench_attention, find_passes
 from varifocal.bench.attention.workload import Workload
-from varifocal.bench.step import Step
 from varifocal.cli.options import (
     JsonFile,
     Memory,
@@ -21,7 +20,7 @@ from varifocal.cli.options import (
     parse_lengths,
     require_plots,
 )
-from varifocal.cli.tables import print_table, progress_bar
+from varifocal.cli.tables import print_table, shown_steps
 from varifocal.device import find_device, find_dtype
 from varifocal.report.attention_bench import memory_table, speedup_table
 from varifocal.results.attention_bench import AttentionBench
@@ -82,13 +81,8 @@ def attention(
         dtype=find_dtype(dtype), device=find_device(device).place,
     )  # fmt: skip
     use_threads(threads)
-    with progress_bar() as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(step: Step) -> None:
-            bar.update(task, description=step.doing, completed=step.done, total=step.total)
-
-        result = bench_attention(plan, workload, on_step=show)
+    with shown_steps() as show:
+        result = bench_attention(plan, workload, on_step=lambda step: show(step.doing, step.done, step.total))
     print_result(Console(), result)
     if json_file is not None:
         result.write(json_file)

@@ -9,13 +9,12 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.options import JsonFile, Plot, Rounds, Threads, parse_lengths, require_plots
-from varifocal.cli.tables import print_table, progress_bar
+from varifocal.cli.tables import print_table, shown_steps
 from varifocal.report.decode_bench import decode_table, loss_sentence, speculation_sentence
 from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
-    from varifocal.bench.step import Step
     from varifocal.results.decode_bench import DecodeBench
 
 Source = Annotated[
@@ -92,13 +91,8 @@ def decode(
         llama_python=llama_python, text=text, documents=documents, length=length,
     )  # fmt: skip
     use_threads(threads)
-    with progress_bar() as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(step: Step) -> None:
-            bar.update(task, description=step.doing, completed=step.done, total=step.total)
-
-        found = bench_decode(plan, on_step=show)
+    with shown_steps() as show:
+        found = bench_decode(plan, on_step=lambda step: show(step.doing, step.done, step.total))
     print_result(Console(), found)
     if json_file is not None:
         found.write(json_file)

@@ -9,14 +9,13 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.options import JsonFile, Memory, Preset, Rounds, TextLengths, Threads, parse_lengths
-from varifocal.cli.tables import print_table, progress_bar
+from varifocal.cli.tables import print_table, shown_steps
 from varifocal.device import find_device
 from varifocal.report.model_bench import model_table
 from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
 
 if TYPE_CHECKING:
-    from varifocal.bench.step import Step
     from varifocal.results.model_bench import ModelBench
 
 Contenders = Annotated[
@@ -66,22 +65,15 @@ def model(
     from varifocal.bench.model.run import Plan, bench_model, measure_memory_of
 
     use_threads(threads)
-    with progress_bar() as bar:
-        task = bar.add_task("starting", total=None)
+    with shown_steps() as show:
         if memory_of is not None:
-            found = measure_memory_of(
-                memory_of, layers=layers, device=device, on_step=lambda doing: bar.update(task, description=doing)
-            )
+            found = measure_memory_of(memory_of, layers=layers, device=device, on_step=show)
         else:
             plan = Plan(
                 preset=preset, lengths=parse_lengths(lengths), batch=batch, names=tuple(contender or ()) or None,
                 layers=layers, rounds=rounds, memory=memory, decode=decode, device=device, precision=products,
             )  # fmt: skip
-
-            def show(step: Step) -> None:
-                bar.update(task, description=step.doing, completed=step.done, total=step.total)
-
-            found = bench_model(plan, on_step=show)
+            found = bench_model(plan, on_step=lambda step: show(step.doing, step.done, step.total))
             if json_file is not None:
                 found.write(json_file)
     print_result(Console(), found)

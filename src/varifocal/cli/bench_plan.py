@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.options import JsonFile, Memory, Rounds, TextLengths, Threads, parse_lengths
-from varifocal.cli.tables import print_table, progress_bar
+from varifocal.cli.tables import print_table, shown_steps
 from varifocal.device import CPU, Device, SharedCpu
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.results.files import require_folder
@@ -60,12 +60,7 @@ def plan(
         if json_file is not None:
             found.write(json_file)
 
-    with progress_bar() as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(doing: str) -> None:
-            bar.update(task, description=doing)
-
+    with shown_steps() as show:
         if memory_of is not None:
             found = measure_memory_of(memory_of, on_step=show)
         else:

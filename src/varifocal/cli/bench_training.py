@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.options import JsonFile, Preset, Threads
-from varifocal.cli.tables import progress_bar
+from varifocal.cli.tables import shown_count
 from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
 
@@ -39,9 +39,8 @@ def training(
 
     use_threads(threads)
     plan = Plan(preset=preset, mechanism=mechanism, batch=batch, length=length, steps=steps)
-    with progress_bar() as bar:
-        task = bar.add_task("training steps and bare steps in turn")
-        found = bench_training(plan, on_step=lambda done, total: bar.update(task, completed=done, total=total))
+    with shown_count("training steps and bare steps in turn") as show:
+        found = bench_training(plan, on_step=show)
     Console().print(
         f"{preset}, {mechanism}, {batch} x {length} tokens, {torch.get_num_threads()} threads, {found.steps} steps: "
         f"a bare step takes {found.bare_seconds * 1e3:.1f} ms, one of the training loop "

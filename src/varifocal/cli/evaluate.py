@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from varifocal.cli.options import ANY_MODEL, JsonFile, Threads
-from varifocal.cli.tables import print_table, progress_bar
+from varifocal.cli.tables import print_table, shown_count
 from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
 
@@ -47,12 +47,10 @@ def evaluate(
     require_folder(json_file)
     use_threads(threads)
     opened = open_data(data)
-    with progress_bar() as bar:
-        task = bar.add_task(f"{split} of {data.name}", total=None)
+    with shown_count(f"{split} of {data.name}") as show:
         result = evaluate_model(
-            model, opened, split=split, length=length, batch_size=batch, most_tokens=tokens,
-            on_batch=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
+            model, opened, split=split, length=length, batch_size=batch, most_tokens=tokens, on_batch=show
+        )
     print_evaluation(Console(), result, opened)
     if json_file is not None:
         result.write(json_file)

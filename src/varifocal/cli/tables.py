@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,6 +21,25 @@ def counting_bar(unit: str = "", *, console: Console | None = None) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     words = [TextColumn(unit)] if unit else []
     return Progress(*columns, *words, TimeElapsedColumn(), console=console, transient=True)
+
+
+@contextmanager
+def shown_count(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for one thing; what it yields is called with how much is done, and how much there is."""
+    with shown_steps(doing) as show:
+        yield lambda done, total: show(doing, done, total)
+
+
+@contextmanager
+def shown_steps(first: str = "starting") -> Iterator[Callable[..., None]]:
+    """A bar for several things; what it yields is called with what is being done, and how much of how much."""
+    with progress_bar() as bar:
+        task = bar.add_task(first, total=None)
+
+        def show(doing: str, done: int | None = None, total: int | None = None) -> None:
+            bar.update(task, description=doing, completed=done, total=total)
+
+        yield show
 
 
 def print_table(console: Console, title: str | None, rows: list[list[str]]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from varifocal.device import find_dtype
 from varifocal.model.config import VarifocalConfig
@@ -91,6 +92,30 @@ def check_report(folder: Path, report: dict[str, Any]) -> None:
         raise ValueError(
             f"the weights in {folder} hold what a model of its config does not have: {some(report['unexpected_keys'])}"
         )
+
+
+def filled_model(
+    config: VarifocalConfig, weights: dict[str, Tensor], *, dtype: torch.dtype, where: str
+) -> tuple[VarifocalForCausalLM, dict[str, Any]]:
+    """A model with these weights, and transformers' report of what fits; ValueError if a tensor has another shape.
+
+    Args:
+        config: of the model.
+        weights: by name, as in its state_dict.
+        dtype: of the model's weights.
+        where: where they come from, for messages.
+    """
+    with readable(f"the weights in {where}"), only_errors():
+        model, report = VarifocalForCausalLM.from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    check_shapes(where, report)
+    return model, report
 
 
 def check_shapes(where: object, report: dict[str, Any]) -> None:

@@ -10,10 +10,9 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from varifocal.attention.mechanisms.registry import nearest
-from varifocal.model.checkpoints import check_shapes, some
+from varifocal.model.checkpoints import filled_model, some
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
-from varifocal.model.reading import only_errors, readable
 from varifocal.model.weights import check_kind, with_weights
 from varifocal.retrofit.gguf_blocks import load_blocks
 from varifocal.retrofit.sources import checked_config, find_place, open_source
@@ -99,17 +98,8 @@ def take_over(
     config = translate_config(model.config, mechanism=mechanism, mechanism_options=mechanism_options)
     weights = {name: value.clone() for name, value in model.state_dict().items() if ".mechanism." not in name}
     where = f"this {model.config.model_type} model"
-    with readable(f"the weights in {where}"), only_errors():
-        # A tensor of another shape may have come this far: transformers takes those of GGUF as they are.
-        ours, report = VarifocalForCausalLM.from_pretrained(
-            None,
-            config=config,
-            state_dict=weights,
-            dtype=model.dtype,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    check_shapes(where, report)
+    # A tensor of another shape may have come this far: transformers takes those of GGUF as they are.
+    ours, report = filled_model(config, weights, dtype=model.dtype, where=where)
     foreign = [name for name in report["missing_keys"] if ".mechanism." not in name]
     if foreign or report["unexpected_keys"]:
         wrong = some([*foreign, *report["unexpected_keys"]])

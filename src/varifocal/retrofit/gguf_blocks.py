@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.utils import cached_file
 
-from varifocal.model.checkpoints import check_report, check_shapes
+from varifocal.model.checkpoints import check_report, filled_model
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.modeling import VarifocalForCausalLM
 from varifocal.model.narrow import Narrow, fitting_group, narrowed
-from varifocal.model.reading import only_errors, readable
+from varifocal.model.reading import readable
 from varifocal.retrofit.sources import Place
 
 BLOCK = 32
@@ -61,16 +61,7 @@ def load_blocks(place: Place, config: VarifocalConfig, *, interleaved: bool) -> 
             if interleaved and (count := heads.get(module.rpartition(".")[2])) is not None:
                 found = {key: halves_together(value, count) for key, value in found.items()}
             state |= {f"{module}.{key}": value for key, value in found.items()}
-    with readable(f"the weights of {place}"), only_errors():
-        model, report = VarifocalForCausalLM.from_pretrained(
-            None,
-            config=config,
-            state_dict=state,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    check_shapes(place, report)
+    model, report = filled_model(config, state, dtype=torch.float32, where=str(place))
     missing = [name for name in report["missing_keys"] if ".mechanism." not in name]
     check_report(Path(str(place)), report | {"missing_keys": missing, "unexpected_keys": list(tensors)})
     model.generation_config = GenerationConfig.from_model_config(config)
