@@ -69,7 +69,7 @@ def demo(out: Out = Path("runs/demo"), source: Source = "smollm2", threads: Thre
 
 
 def show_result(console: Console, result: DemoResult) -> None:
-    """The table beside dense, and what both models answered."""
+    """Print the tables beside dense, and what both models answered."""
     from varifocal.report.focus import cache_table, fact_table, loss_table
 
     measured, question = result.measured, result.question
@@ -96,7 +96,7 @@ def short(table: list[list[str]]) -> list[list[str]]:
 
 
 def write_report(out: Path) -> Path:
-    """The page about the focused model, in its folder."""
+    """Write the page about the focused model into its folder."""
     from varifocal.cli.report import write_page
 
     return write_page([out], out / "report.html", command=f"varifocal report {out}")

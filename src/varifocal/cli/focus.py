@@ -115,7 +115,7 @@ def first_impression(plan: FitPlan) -> FitPlan:
 
 
 def run(source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named: str) -> None:
-    """The fit with a bar that says how far it is and how long it will take, and the map that came of it."""
+    """Fit, with a bar that says how far it is and how long it will take; returns the map."""
     console = Console(soft_wrap=True, highlight=False)
     from varifocal.retrofit.focus.fit import FitStep
     from varifocal.retrofit.focus.focusing import CALIBRATION_ROWS, focus
@@ -140,7 +140,7 @@ def run(source: str, out: Path, texts: Iterable[str], wanted: Focusing, *, named
 
 
 def show_map(console: Console, record: FocusMap) -> None:
-    """One line a layer: which key heads read everything."""
+    """Print a line for each layer: which key heads read everything."""
     layers: dict[int, list[str]] = {}
     for head in record.heads:
         layers.setdefault(head.layer, []).append("all" if head.window is None else str(head.window))

@@ -105,7 +105,7 @@ def measure(
 def run(
     folders: list[Path], source: str, texts: list[str], parts: Parts, *, file: Path | None, console: Console
 ) -> FocusMeasure:
-    """The measurement with a bar that says what is measured and how far it is."""
+    """Measure, with a bar that says what is measured and how far it is."""
     from varifocal.analysis.row_kinds import row_kinds
     from varifocal.bench.focus.measuring import measure_focused
     from varifocal.data.documents import read_documents
@@ -122,7 +122,7 @@ def run(
 
 
 def show(console: Console, result: FocusMeasure) -> None:
-    """All tables that there is something for."""
+    """Print all tables that have rows."""
     from varifocal.report.focus import cache_table, curve_table, fact_table, loss_table, speed_table
 
     for title, table in (

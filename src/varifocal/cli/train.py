@@ -118,7 +118,7 @@ def numbers_of(now: RunProgress) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03."""
+    """Seconds as 1:02:03."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

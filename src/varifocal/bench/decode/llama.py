@@ -81,7 +81,7 @@ class LlamaProcess:
 
 
 def rewrite(source: Path, out: Path, kind: str) -> None:
-    """A GGUF file again, its matrices as another kind of numbers."""
+    """Write a GGUF file once more, with its matrices as another kind of numbers."""
     import gguf
 
     read = gguf.GGUFReader(source)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def main() -> None:
-    """The file of a model, the number of threads; then tasks on standard input, an answer for each."""
+    """Open the model of the first argument with the threads of the second, and answer each task of standard input."""
     import llama_cpp
 
     file, threads = sys.argv[1], int(sys.argv[2])

@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """Who, the one first whose speed is 1."""
+        """The names of those that take part; the speed of the first is 1."""
         return usual_names() if self.names is None else tuple(dict.fromkeys(self.names))
 
 

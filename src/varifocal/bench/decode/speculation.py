@@ -26,11 +26,11 @@ class Arrivals:
         self.came: list[tuple[float, int]] = []
 
     def put(self, value: Tensor) -> None:
-        """Some tokens."""
+        """Take some tokens."""
         self.came.append((time.perf_counter(), value.numel()))
 
     def end(self) -> None:
-        """No more tokens."""
+        """No more tokens come."""
 
     def seconds_a_token(self) -> float:
         """After the first call, which reads the prompt."""
