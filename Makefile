@@ -67,6 +67,8 @@ gpu-check: setup .venv/gpu-check
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check cases --dtype float32
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check cases --dtype bfloat16
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check mechanisms --dtype float32
+	for dtype in float32 bfloat16 float16; do OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check.one_pass cases --dtype $$dtype || exit 1; done
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu_check/one_pass_promises.py
 
 .venv/gpu-check: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'triton==3.7.1'

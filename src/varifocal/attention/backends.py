@@ -100,6 +100,8 @@ BACKENDS: dict[str, Backend] = {
     for backend in (
         Backend("native", "varifocal.kernels.native.backend", volunteers_on=("cpu",)),
         Backend("flex", "varifocal.kernels.flex.backend", volunteers_on=("cuda",)),
+        # Never launched on a GPU: by name only, until somebody has.
+        Backend("triton", "varifocal.kernels.triton.backend", volunteers_on=()),
         Backend("reference", "varifocal.equations.reference_backend"),
     )
 }

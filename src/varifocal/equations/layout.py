@@ -71,6 +71,20 @@ class Layout:
         return position, start
 
     @property
+    def seen(self) -> Tensor:
+        """int8 [B, S]: 1 for the keys that some query may see, those up to the last query of each document."""
+        if "seen" not in self.derived:
+            batch, keys = self.key_start.shape
+            reach = torch.full((batch, keys + 1), -1, device=self.start.device)
+            # Documents are named by their start; the start of padding is S, hence one entry more than keys.
+            reach = reach.scatter_reduce(1, self.start, self.position, "amax")
+            index = torch.arange(keys, device=reach.device)
+            last = reach.gather(1, self.key_start)
+            self.derived["seen"] = ((index >= self.key_start) & (index <= last)).to(torch.int8)
+        seen: Tensor = self.derived["seen"]
+        return seen
+
+    @property
     def first_place(self) -> int | None:
         """The place of every row's first query, if it is known without a look at the values; on the CPU only."""
         if not (self.one_document and self.at_end) or self.position.device.type != "cpu":
