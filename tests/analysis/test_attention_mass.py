@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.model.models import small_model
 from varifocal.analysis import attention_mass as module
 from varifocal.analysis.attention_mass import AttentionMass, attention_mass
-from varifocal.analysis.context_gain import windowed_losses
 from varifocal.analysis.observation import selected_distances
 from varifocal.attention.mechanisms import HeadShape, Mechanism, make_mechanism
 from varifocal.equations.branches import TopK
+from varifocal.training.context_gain import windowed_losses
 
 LENGTH, WINDOW = 40, 6
 TOP_K = TopK(scale=1.0, minimum=2)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from varifocal.analysis.attention_mass import MASSES, attention_mass, distance_bin, distance_bins
-from varifocal.analysis.context_gain import labelled_losses, windowed_losses
 from varifocal.analysis.rare_words import WordCounts, count_words
 from varifocal.analysis.token_kinds import KINDS, token_kinds
 from varifocal.analysis.token_texts import PlacedTokens, place_tokens
@@ -22,6 +21,7 @@ from varifocal.data import PreparedData, TokenSplit
 from varifocal.equations.branches import TopK
 from varifocal.model.loss import next_token_labels
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.training.context_gain import labelled_losses, windowed_losses
 
 Values = NDArray[numpy.float32]
 Flags = NDArray[numpy.bool_]

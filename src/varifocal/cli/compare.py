@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 
 from varifocal.cli.options import parse_numbers
 from varifocal.cli.tables import counting_bar, print_table
@@ -28,18 +31,34 @@ Seeds = Annotated[str | None, typer.Option(help="Seeds instead of the file's, se
 Workers = Annotated[
     int, typer.Option(min=1, help="Cells to run at once, each in its own process; give each fewer threads.")
 ]
+PilotFlag = Annotated[
+    bool,
+    typer.Option(
+        "--pilot", help="Run two seeds of the baseline and of the first other mechanism, and tell what all could show."
+    ),
+]
 
 
-def compare(config: Config, out: Out, set_: Settings = None, seeds: Seeds = None, workers: Workers = 1) -> None:
+def compare(
+    config: Config,
+    out: Out,
+    set_: Settings = None,
+    seeds: Seeds = None,
+    workers: Workers = 1,
+    pilot: PilotFlag = False,
+) -> None:
     """Train every mechanism with every seed on the same data in the same order, and compare.
 
     OUT holds a run directory for each cell, comparison.json, comparison.md and curves.png. Run the same command again
     to continue where it stopped: finished cells are kept, an interrupted one is resumed, and you may add mechanisms or
-    seeds. The loss on the test split is computed once, at the end.
+    seeds. The loss on the test split is computed once, at the end. With --pilot, a few cells tell how many seeds an
+    effect needs; the comparison then goes on from them.
 
     [bold]Examples[/bold]
 
       varifocal compare configs/compare.toml runs/compare
+
+      varifocal compare configs/compare.toml runs/compare --pilot
 
       varifocal compare configs/cpu/compare_fineweb.toml runs/fineweb --workers 2 --set run.threads=1
 
@@ -48,7 +67,73 @@ def compare(config: Config, out: Out, set_: Settings = None, seeds: Seeds = None
     require_packages()
     from varifocal.experiments.comparison_plan import load_plan
 
-    run_and_report(load_plan(config, set_ or [], seeds=parse_seeds(seeds)), out, workers=workers)
+    plan = load_plan(config, set_ or [], seeds=parse_seeds(seeds))
+    if pilot:
+        run_and_weigh(plan, out, workers=workers)
+        return
+    say_what_can_be_told(plan, out)
+    run_and_report(plan, out, workers=workers)
+
+
+def run_and_weigh(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
+    """Run the pilot, and print what it says about the plan."""
+    from varifocal.experiments.pilot import pilot_plan, run_pilot
+    from varifocal.report.pilot import context_table, findings, power_table
+    from varifocal.results.pilot import Pilot
+
+    with counting_bar("cells") as bar:
+        show = showing(bar, cells=len(pilot_plan(plan).cells()))
+        found, failed = run_pilot(plan, out, workers=workers, on_progress=show)
+    console = Console(highlight=False)
+    if found is None:
+        stop_at_failed(console, failed)
+        return
+    print_table(console, f"what far text is worth to {found.baseline}", context_table(found))
+    print_table(console, "seeds needed", power_table(found))
+    for sentence in findings(found):
+        console.print(escape(sentence), soft_wrap=True)
+    console.print(f"\nwritten to {out}: {Pilot.filename}, cells/", soft_wrap=True)
+    console.print("next: the same command without --pilot; it keeps these cells", soft_wrap=True)
+
+
+def say_what_can_be_told(plan: ComparisonPlan, out: Path) -> None:
+    """Print what the plan's pilot says of its seeds, before hours go into them; nothing if nobody asked."""
+    from varifocal.report.pilot import power
+    from varifocal.results.pilot import Pilot
+
+    console = Console(highlight=False)
+    file = out / Pilot.filename
+    if file.is_file():
+        told = power(
+            replace(Pilot.read(file), smallest_effect=plan.smallest_effect),
+            seeds=len(plan.seeds),
+            differences=max(1, len(plan.arms) - 1),
+        )
+        console.print(escape(told), soft_wrap=True)
+    elif plan.smallest_effect is not None:
+        effect = f"an effect of {plan.smallest_effect:g}"
+        console.print(f"whether {len(plan.seeds)} seeds can tell {effect} is not known; --pilot tells", soft_wrap=True)
+
+
+def showing(bar: Progress, *, cells: int) -> Callable[[CellProgress], None]:
+    """What shows progress on the bar."""
+    task = bar.add_task("starting", total=cells)
+
+    def show(progress: CellProgress) -> None:
+        loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
+        step = f" step {progress.step}/{progress.steps}{loss}" if progress.steps else ""
+        bar.update(task, completed=progress.done, total=progress.cells, description=f"{progress.cell}{step}")
+
+    return show
+
+
+def stop_at_failed(console: Console, failed: dict[str, str]) -> None:
+    """Name the cells that failed, and end with exit code 1 if there are any."""
+    for name, reason in failed.items():
+        console.print(f"[bold red]{escape(name)} failed:[/bold red] {escape(reason)}", soft_wrap=True)
+    if failed:
+        console.print("run the same command again to resume what failed", soft_wrap=True)
+        raise typer.Exit(1)
 
 
 def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
@@ -57,17 +142,8 @@ def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
     from varifocal.report.comparison_files import write_comparison_files
 
     with counting_bar("cells") as bar:
-        task = bar.add_task("starting", total=len(plan.cells()))
-
-        def show(progress: CellProgress) -> None:
-            loss = "" if progress.loss is None else f", loss {progress.loss:.3f}"
-            step = f" step {progress.step}/{progress.steps}{loss}" if progress.steps else ""
-            bar.update(task, completed=progress.done, total=progress.cells, description=f"{progress.cell}{step}")
-
-        outcome = run_cells(plan, out, workers=workers, on_progress=show)
+        outcome = run_cells(plan, out, workers=workers, on_progress=showing(bar, cells=len(plan.cells())))
     console = Console(highlight=False)
-    for name, reason in outcome.failed.items():
-        console.print(f"[bold red]{escape(name)} failed:[/bold red] {escape(reason)}", soft_wrap=True)
     if outcome.comparison is not None:
         write_comparison_files(outcome.comparison, out)
         print_comparison(console, outcome.comparison)
@@ -75,9 +151,7 @@ def run_and_report(plan: ComparisonPlan, out: Path, *, workers: int) -> None:
         if len(plan.seeds) == 1:
             console.print("next: run the same command with --seeds 0,1,2; several seeds give intervals", soft_wrap=True)
         print_answer(console, outcome.comparison)
-    if outcome.failed:
-        console.print("run the same command again to resume what failed", soft_wrap=True)
-        raise typer.Exit(1)
+    stop_at_failed(console, outcome.failed)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:

@@ -70,6 +70,8 @@ class ComparisonPlan:
     """The arm that the others are compared with."""
     test_tokens: int | None = None
     """Tokens of the test split for the loss at the end; None for all."""
+    smallest_effect: float | None = None
+    """The smallest difference in nats a token that is of interest; what cannot tell it says so before it runs."""
 
     def __post_init__(self) -> None:
         if self.base.model.start is not None:
@@ -86,6 +88,8 @@ class ComparisonPlan:
             raise ValueError(f"seeds must be different whole numbers of at least 0, got {list(self.seeds)}")
         if self.test_tokens is not None and self.test_tokens < 1:
             raise ValueError(f"test_tokens must be at least 1, got {self.test_tokens}")
+        if self.smallest_effect is not None and self.smallest_effect <= 0:
+            raise ValueError(f"smallest_effect must be above 0 nats a token, got {self.smallest_effect}")
         for cell in self.cells():
             self.config(cell)
 
@@ -141,7 +145,7 @@ def load_plan(
         seeds: seeds instead of the file's.
     """
     content = read_config_file(path)
-    known = ("title", "mechanisms", "seeds", "baseline", "test_tokens", "base")
+    known = ("title", "mechanisms", "seeds", "baseline", "test_tokens", "smallest_effect", "base")
     for key in content:
         if key not in known:
             raise ValueError(f"{path} has the unknown key {key!r}{nearest(key, known)}; known are {', '.join(known)}")
@@ -157,6 +161,9 @@ def load_plan(
     test_tokens = content.get("test_tokens")
     if test_tokens is not None and type(test_tokens) is not int:
         raise ValueError(f"{path}: test_tokens must be a whole number, got {test_tokens!r}")
+    effect = content.get("smallest_effect")
+    if effect is not None and type(effect) not in (int, float):
+        raise ValueError(f"{path}: smallest_effect must be a number of nats a token, got {effect!r}")
     return ComparisonPlan(
         title=str(content.get("title", path.stem)),
         base=base,
@@ -164,6 +171,7 @@ def load_plan(
         seeds=tuple(given),
         baseline=str(content.get("baseline", "dense")),
         test_tokens=test_tokens,
+        smallest_effect=None if effect is None else float(effect),
     )
 
 

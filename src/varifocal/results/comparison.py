@@ -51,6 +51,7 @@ class PlanRecord(FileRecord):
     seeds: tuple[int, ...]
     baseline: str
     test_tokens: int | None = None
+    smallest_effect: float | None = maybe()
     data: str
     workers: int
     environment: Environment = field(default_factory=Environment)

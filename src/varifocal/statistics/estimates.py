@@ -41,15 +41,27 @@ POWER = 0.8416
 MOST_SEEDS = 1000
 
 
-def seeds_needed(mean: float, deviation: float) -> int | None:
+def seeds_needed(mean: float, deviation: float, *, comparisons: int = 1) -> int | None:
     """How many pairs would show a difference of this mean and deviation in four of five repetitions.
 
     None for more than a thousand. The mean of a few pairs is itself uncertain, and so is this number.
+
+    Args:
+        mean: of the difference.
+        deviation: of the difference between pairs.
+        comparisons: how many differences are asked for at once; each then has to reach 0.05 / comparisons.
     """
     for count in range(2, MOST_SEEDS + 1):
-        if abs(mean) * math.sqrt(count) >= deviation * (critical_value(count - 1) + POWER):
+        if abs(mean) >= least_difference(count, deviation, comparisons=comparisons):
             return count
     return None
+
+
+def least_difference(count: int, deviation: float, *, comparisons: int = 1) -> float:
+    """The smallest mean of `count` pairs of this deviation that would show in four of five repetitions."""
+    if count < 2:
+        return math.inf
+    return deviation * (critical_value(count - 1, 1 - 0.05 / comparisons) + POWER) / math.sqrt(count)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""Student's t distribution: how far a mean of a few seeds can be trusted."""
+"""Student's t and the chi-squared distribution: how far the mean and the spread of a few seeds can be trusted."""
 
 from __future__ import annotations
 
@@ -30,6 +30,32 @@ def critical_value(degrees: int, confidence: float = 0.95) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if two_sided_p(middle, degrees) > 1 - confidence else (low, middle)
     return (low + high) / 2
+
+
+def deviation_limit(deviation: float, degrees: int, confidence: float = 0.8) -> float:
+    """A standard deviation that the true one exceeds with probability 1 - confidence: s sqrt(v / q).
+
+    q is the chi-squared value with v = `degrees` degrees of freedom that is undercut with that probability.
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")
+    low, high = 0.0, float(degrees)
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (low, middle) if chi_squared(middle, degrees) > 1 - confidence else (middle, high)
+    return deviation * math.sqrt(degrees / high)
+
+
+def chi_squared(value: float, degrees: int) -> float:
+    """The probability that a chi-squared number with v degrees of freedom is at most `value` (DLMF 8.7.1)."""
+    half, x = degrees / 2, value / 2
+    term = total = 1.0
+    number = 1
+    while term > 1e-16 * total:
+        term *= x / (half + number)
+        total += term
+        number += 1
+    return total * math.exp(half * math.log(x) - x - math.lgamma(half + 1)) if x else 0.0
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:

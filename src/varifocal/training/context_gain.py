@@ -24,16 +24,20 @@ def labelled_losses(model: VarifocalForCausalLM, hidden: Tensor, labels: Tensor)
 
 
 @torch.no_grad()
-def windowed_losses(model: VarifocalForCausalLM, ids: Tensor, documents: Tensor, *, window: int) -> Tensor:
+def windowed_losses(
+    model: VarifocalForCausalLM, ids: Tensor, documents: Tensor, *, window: int, labels: Tensor | None = None
+) -> Tensor:
     """The loss [T] of the token after each token [T] when no more than the last `window` tokens are given.
 
-    The text is cut into parts of `window` tokens, each starting half a window after the one before. Each prediction is
-    taken from the part that shows it the most text: more than half a window, and at most a whole one.
+    `labels` [T] are the tokens to predict, by default those that follow in the same document. The text is cut into
+    parts of `window` tokens, each starting half a window after the one before. Each prediction is taken from the part
+    that shows it the most text: more than half a window, and at most a whole one.
     """
     length, half = len(ids), max(1, window // 2)
     begins = torch.arange(0, max(1, length - half), half)
     spare = int(begins[-1]) + 2 * half - length
-    labels = pad(next_token_labels(ids[None], documents[None])[0], (0, max(0, spare)), value=IGNORED)
+    labels = next_token_labels(ids[None], documents[None])[0] if labels is None else labels
+    labels = pad(labels, (0, max(0, spare)), value=IGNORED)
     ids, documents = pad(ids, (0, max(0, spare))), pad(documents, (0, max(0, spare)), value=-1)
     index = (begins[:, None] + torch.arange(2 * half)).to(ids.device)  # [N, window]
     losses = torch.full_like(ids, float("nan"), dtype=torch.float32)
