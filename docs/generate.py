@@ -16,8 +16,10 @@ from torch import Tensor
 from varifocal import MECHANISMS, HeadShape, Scale, make_mechanism
 from varifocal.attention.weights import attention_weights
 from varifocal.bench.field import CONTEXT, field_table
+from varifocal.experiments.comparison_plan import load_plan
 from varifocal.plan.hardware import find_gpu
 from varifocal.plan.paper_plan import WAYS, paper_checks
+from varifocal.plan.predictions import predict_all
 from varifocal.report.attention_bench import growth_of_time, speedup_table
 from varifocal.report.attention_bench_plot import plot_attention_bench
 from varifocal.report.comparison_tables import (
@@ -37,6 +39,7 @@ from varifocal.report.decode_bench_plot import plot_decode_bench
 from varifocal.report.focus import cache_table, fact_table
 from varifocal.report.focus import loss_table as loss_table_of_focus
 from varifocal.report.model_bench import model_table
+from varifocal.report.papers import papers_page
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.report.retrofit import retrofit_table
 from varifocal.report.table import markdown
@@ -308,6 +311,43 @@ def plan_check(check: PlanCheck) -> str:
     return "\n\n".join([where, markdown(error_table(check)), markdown(plan_table(check))])
 
 
+def expected_runs(config: Path) -> str:
+    """What each cell of the comparison for 8 GPUs is predicted to take, and all of them together."""
+    plan, gpus = load_plan(config), {"a100": "8 A100", "h100": "8 H100"}
+    optimization = plan.base.optimization
+    assert optimization.tokens is not None
+    arms = [arm for arm in plan.arms if arm.reference is None]
+    found = {
+        gpu: predict_all(
+            str(plan.base.model.preset),
+            find_gpu(gpu),
+            names=[str(arm.mechanism) for arm in arms],
+            tokens=optimization.tokens,
+            context=optimization.length,
+            batch=optimization.batch,
+            micro_batch=optimization.micro_batch,
+        ).predictions
+        for gpu in gpus
+    }
+    table = [["", "memory", *(f"hours a cell, {gpu}" for gpu in gpus), "cells"]]
+    hours = dict.fromkeys(gpus, 0.0)
+    for arm in arms:
+        # An ablation is predicted to take what the mechanism in full takes.
+        cells = len(plan.seeds) * sum(one.mechanism == arm.mechanism for one in plan.arms)
+        each = [found[gpu][str(arm.mechanism)] for gpu in gpus]
+        for gpu, one in zip(gpus, each, strict=True):
+            hours[gpu] += cells * one.hours
+        memory = f"{each[0].peak / 1e9:.0f} GB"
+        table.append([str(arm.mechanism), memory, *(f"{one.hours:.1f}" for one in each), str(cells)])
+    days = ", ".join(f"{hours[gpu] / 8 / 24:.1f} days on {name}" for gpu, name in gpus.items())
+    told = (
+        f"{len(plan.cells())} cells of {optimization.tokens / 1e6:.0f}M tokens, {len(plan.seeds)} seeds each; "
+        f"ablations counted with their mechanism: {days}. Predicted by `varifocal plan` from data sheets, none of it "
+        "measured."
+    )
+    return f"{markdown(table)}\n\n{told}"
+
+
 def papers_order() -> str:
     """The papers' memory and speed beside the cost model's, and a sentence for each pair in another order."""
     table = [["ratio to the baseline", "paper", *WAYS]]
@@ -328,6 +368,11 @@ def fill(text: str, block: str, content: str) -> str:
     head, rest = text.split(begin)
     _, tail = rest.split(end)
     return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
+def is_same(page: Path, text: str) -> bool:
+    """Whether the page holds this text."""
+    return page.exists() and text == page.read_text(encoding="utf-8")
 
 
 def comparison_block(comparison: Comparison) -> str:
@@ -393,8 +438,12 @@ def main() -> None:
         if (file := TOP / f"results/{block.replace('-', '_')}.json").exists():
             speeds = fill(speeds, block, write(DecodeBench.read(file)))
     pages = {readme: filled, promises: kept, backends: evaluated, log: told, scaling: planned, decoded: speeds}
+    recipes = TOP / "docs/recipes.md"
+    pages[recipes] = fill(recipes.read_text(encoding="utf-8"), "claims", expected_runs(TOP / "configs/gpu/papers.toml"))
+    found = {file.parent.name: read_comparison(file) for file in sorted((TOP / "results").glob("*/comparison.json"))}
+    pages[TOP / "docs/papers.md"] = papers_page(found, command="make docs")
     if "--check" in sys.argv:
-        stale = [page.name for page, text in pages.items() if text != page.read_text(encoding="utf-8")]
+        stale = [page.name for page, text in pages.items() if not is_same(page, text)]
         sys.exit(f"{' and '.join(stale)} not what results/ say; run make docs" if stale else 0)
     for page, text in pages.items():
         page.write_text(text, encoding="utf-8")

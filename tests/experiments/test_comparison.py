@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.experiments.comparisons import PROBE, SIZES, TrainHere, small_base, small_plan, small_probe
 from tests.processes import family_of, still_alive
-from varifocal.experiments.comparison import compare
+from varifocal.experiments.comparison import check_models, compare, gpu_of
 from varifocal.experiments.comparison_plan import Arm, load_plan
+from varifocal.report.papers import claims
 from varifocal.results.metrics import MetricsEntry, last_entry
 from varifocal.statistics.comparison import gather_comparison, read_comparison
 
@@ -238,6 +240,34 @@ def varifocal(*arguments: str | Path) -> subprocess.Popen[str]:
         text=True,
         env=environment,
     )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "workers", "names"),
+    [
+        (0, None, 3, [None, None, None]),
+        (8, None, 1, [None]),
+        (2, None, 3, ["0", "1", "0"]),
+        (2, "5,GPU-7", 2, ["5", "GPU-7"]),
+    ],
+)
+def test_each_worker_has_a_gpu_of_its_own(
+    gpus: int, visible: str | None, workers: int, names: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu_of(place, workers=workers) for place in range(workers)] == names
+
+
+def test_comparison_for_gpus_asks_every_claim_of_the_papers() -> None:
+    plan = load_plan(Path(__file__).parents[2] / "configs" / "gpu" / "papers.toml")
+    check_models(plan)
+    arms = {arm.name: arm for arm in plan.arms}
+    for claim in claims():
+        assert claim.name in arms
+        assert arms[claim.name].reference in (None, claim.against.mechanism)
 
 
 def test_killed_comparison_ends_its_cells_and_continues_where_it_stopped(data: Path, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ Settings = Annotated[
 ]
 Seeds = Annotated[str | None, typer.Option(help="Seeds instead of the file's, separated by commas: 0,1,2.")]
 Workers = Annotated[
-    int, typer.Option(min=1, help="Cells to run at once, each in its own process; give each fewer threads.")
+    int,
+    typer.Option(min=1, help="Cells to run at once, each in its own process, with a GPU of its own if there are any."),
 ]
 PilotFlag = Annotated[
     bool,

@@ -32,6 +32,9 @@ def report(
         Path | None, typer.Option(help="A result of `varifocal bench attention`, for speed and memory.", dir_okay=False)
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page. Default: the first comparison's.")] = None,
+    papers: Annotated[
+        bool, typer.Option("--papers", help="Write the papers' claims beside comparisons instead, as Markdown.")
+    ] = False,
 ) -> None:
     """Write one HTML page that needs no network: the question and the answer, tables, curves, gates, patterns.
 
@@ -41,8 +44,12 @@ def report(
     \b
     varifocal report runs/demo
     varifocal report runs/compare runs/demo -o report.html --bench results/attention_bench.json
+    varifocal report runs/compare --papers -o papers.md
     """
     first = paths[0] if paths[0].is_dir() else paths[0].parent
+    if papers:
+        write_papers(paths, first / "papers.md" if out is None else out)
+        return
     write_page(
         paths,
         first / "report.html" if out is None else out,
@@ -51,6 +58,22 @@ def report(
         command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         say=Console(highlight=False, soft_wrap=True).print,
     )
+
+
+def write_papers(paths: list[Path], out: Path) -> None:
+    """Write the papers' claims with what these comparisons say, finished or not, about each."""
+    from varifocal.report.papers import papers_page
+    from varifocal.results.comparison import ComparisonRecord, PlanRecord
+    from varifocal.statistics.comparison import gather_comparison, read_comparison
+
+    require_folder(out)
+    found = {}
+    for path in paths:
+        whole = not (path / PlanRecord.filename).is_file()
+        folder = path.parent if path.name == ComparisonRecord.filename else path
+        found[folder.name] = read_comparison(path) if whole else gather_comparison(path)
+    write_whole(out, papers_page(found, command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])))
+    typer.echo(f"written to {out}")
 
 
 def write_page(

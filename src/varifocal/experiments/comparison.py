@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from varifocal.data import open_data
 from varifocal.data.files import explained
 from varifocal.environment import environment
@@ -188,13 +190,15 @@ def train_in_processes(
     """Train cells, each in its own process, `workers` at a time; returns why cells failed, by name."""
     waiting, failed = list(configs), {}
     running: dict[str, subprocess.Popen[bytes]] = {}
+    places: dict[str, int] = {}
     done = 0
     with ExitStack() as stack:
         stack.callback(lambda: end_all(running))
         while waiting or running:
             while waiting and len(running) < workers:
                 name = waiting.pop(0)
-                running[name] = start(name, configs[name], out)
+                places[name] = min(set(range(workers)) - {places[other] for other in running})
+                running[name] = start(name, configs[name], out, gpu=gpu_of(places[name], workers=workers))
             time.sleep(POLL)
             for name, process in list(running.items()):
                 say(progress_of(cell_folder(out, name), configs[name], done=done))
@@ -209,8 +213,18 @@ def train_in_processes(
     return failed
 
 
-def start(name: str, config: TrainingConfig, out: Path) -> subprocess.Popen[bytes]:
-    """Start the process of one cell; its output goes to cells/NAME.log."""
+def gpu_of(place: int, *, workers: int) -> str | None:
+    """The GPU of the worker at a place, in turns, as CUDA_VISIBLE_DEVICES names it; None for all there are."""
+    count = torch.cuda.device_count()
+    if workers == 1 or not count:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else list(map(str, range(count)))
+    return names[place % len(names)]
+
+
+def start(name: str, config: TrainingConfig, out: Path, *, gpu: str | None) -> subprocess.Popen[bytes]:
+    """Start the process of one cell, which sees that GPU alone; its output goes to cells/NAME.log."""
     file = out / CELLS / f"{name}.toml"
     write_whole(file, config.as_toml())
     with (out / CELLS / f"{name}.log").open("wb") as log:
@@ -220,7 +234,7 @@ def start(name: str, config: TrainingConfig, out: Path) -> subprocess.Popen[byte
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}),
         )
 
 
