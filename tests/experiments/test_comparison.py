@@ -19,6 +19,7 @@ from tests.experiments.comparisons import PROBE, SIZES, TrainHere, small_base, s
 from tests.processes import family_of, still_alive
 from varifocal.experiments.comparison import check_models, compare, gpu_of
 from varifocal.experiments.comparison_plan import Arm, load_plan
+from varifocal.report.comparison_tables import learning_table
 from varifocal.report.papers import claims
 from varifocal.results.metrics import MetricsEntry, last_entry
 from varifocal.statistics.comparison import gather_comparison, read_comparison
@@ -143,6 +144,17 @@ def test_budget_and_data_are_the_same_for_all(data: Path, tmp_path: Path) -> Non
     one, other = (first_rows(tmp_path / "out" / "cells" / f"{name}-seed0") for name in ("dense", "combiner"))
     for key in ("steps", "tokens", "data_fingerprint", "validation_tokens"):
         assert one[key] == other[key]
+
+
+def test_comparison_on_a_probe_tells_right_answers_by_steps(data: Path, tmp_path: Path) -> None:
+    outcome = compare(small_plan(data, "dense", seeds=(0, 1)), tmp_path / "out", train_cells=TrainHere())
+    assert outcome.comparison is not None
+    curves = [dict(cell.accuracy_curve or ()) for cell in outcome.comparison.cells("dense").values()]
+    assert [sorted(curve) for curve in curves] == [[2, 3], [2, 3]]
+    table = learning_table(outcome.comparison)
+    assert table is not None
+    assert table[0] == ["right answers after steps", "2", "3"]
+    assert table[1][1].startswith(f"{(curves[0][2] + curves[1][2]) / 2:.1%}")
 
 
 def test_test_split_is_measured_once_after_all_cells(data: Path, tmp_path: Path) -> None:

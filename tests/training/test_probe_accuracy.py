@@ -13,6 +13,7 @@ from tests.test_cli import varifocal
 from varifocal.data import PreparedData
 from varifocal.data.probe import make_probe
 from varifocal.model.modeling import VarifocalForCausalLM
+from varifocal.training.evaluation import evaluate
 from varifocal.training.probe_accuracy import chance, is_probe, probe_accuracy
 
 
@@ -49,6 +50,13 @@ def test_accuracy_is_that_of_the_logits(data: PreparedData) -> None:
         distance: (asked[distance], right[distance]) for distance in asked
     }
     assert 0 < sum(one.right for one in found) < sum(one.questions for one in found)
+
+
+def test_evaluation_of_a_probe_tells_the_share_of_right_answers(data: PreparedData) -> None:
+    model, split = guesser(data), data.split("test")
+    found = probe_accuracy(model, split, length=64)
+    asked, right = (sum(getattr(one, name) for one in found) for name in ("questions", "right"))
+    assert evaluate(model, split, length=64).accuracy == right / asked
 
 
 def test_question_whose_fact_lies_in_an_earlier_row_is_left_out(data: PreparedData) -> None:

@@ -99,10 +99,14 @@ def make_probe(out: str | Path, probe: Probe, *, texts: int = 20_000, splits: Sp
 
 def probe_tokenizer(probe: Probe) -> TextTokenizer:
     """One token for each word: k0, v0, n0, ..."""
+    return word_tokenizer(probe.words)
+
+
+def word_tokenizer(words: list[str]) -> TextTokenizer:
+    """One token for each word, in their order."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-    vocabulary = {word: number for number, word in enumerate(probe.words)}
-    raw = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
+    raw = Tokenizer(models.WordLevel(vocab={word: number for number, word in enumerate(words)}, unk_token=UNKNOWN))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     raw.add_special_tokens([AddedToken(END, special=True)])
     raw.encode_special_tokens = True

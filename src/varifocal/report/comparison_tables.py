@@ -9,10 +9,11 @@ from varifocal.results.comparison import ArmResult, Setting
 from varifocal.results.estimates import Difference, Estimate
 from varifocal.results.papers import PaperTable, paper_tables
 from varifocal.statistics.comparison import Comparison
-from varifocal.statistics.estimates import seeds_needed
+from varifocal.statistics.estimates import estimate, seeds_needed
 
 SURE = 0.05
 """A claim needs a p-value below this after Holm's correction, and an interval that excludes 0."""
+LEARNING_LEGEND = "Right answers at each validation, on the validation split: the mean over seeds ± half the interval."
 RECALL_LEGEND = "The table shows the share of right answers on the test split."
 
 
@@ -113,6 +114,28 @@ def recall_table(comparison: Comparison) -> Table | None:
         [result.name, *(share(result.recall.get(distance)) for distance in distances)] for result in results
     ]  # fmt: skip
     return [["right answers at distance", *distances], *body]
+
+
+def learning_table(comparison: Comparison) -> Table | None:
+    """Header and rows: the share of right answers at each validation; None if the data are not a probe."""
+    curves = {
+        result.name: [dict(cell.accuracy_curve or ()) for cell in comparison.cells(result.name).values()]
+        for result in comparison.results
+    }
+    steps = sorted({step for cells in curves.values() for one in cells for step in one})
+    if not steps:
+        return None
+    body = [
+        [
+            name,
+            *(
+                share(estimate(found) if (found := [one[step] for one in cells if step in one]) else None)
+                for step in steps
+            ),
+        ]
+        for name, cells in curves.items()
+    ]
+    return [["right answers after steps", *map(str, steps)], *body]
 
 
 def paper_comparisons(comparison: Comparison) -> list[tuple[PaperTable, Table]]:
@@ -255,6 +278,8 @@ def comparison_markdown(comparison: Comparison, *, plot: str | None = None) -> s
             f"{lines} {RECALL_LEGEND}",
             markdown(recall),
         ]
+    if (learning := learning_table(comparison)) is not None:
+        parts += ["## Speed of learning", LEARNING_LEGEND, markdown(learning)]
     parts += ["## Cost", lines, markdown(cost_table(comparison)), cost_legend(comparison)]
     for table, rows in paper_comparisons(comparison):
         parts += [
@@ -354,6 +379,8 @@ def all_tables(comparison: Comparison) -> Iterable[tuple[str, str, Table]]:
         yield "equal time", line, times
     if (recall := recall_table(comparison)) is not None:
         yield "recall", line, recall
+    if (learning := learning_table(comparison)) is not None:
+        yield "speed of learning", LEARNING_LEGEND, learning
     yield "cost", line, cost_table(comparison)
     for table, rows in paper_comparisons(comparison):
         yield f"beside the paper: {table.name}", scaled_down(comparison, table), rows

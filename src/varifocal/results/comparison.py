@@ -108,6 +108,8 @@ class CellRecord(Record):
     recall: dict[str, Recall] | None = maybe()
     curve: tuple[tuple[int, float], ...] = ()
     """Tokens and validation loss."""
+    accuracy_curve: tuple[tuple[int, float], ...] | None = maybe()
+    """Steps and the share of right answers, for a probe."""
     time_curve: tuple[tuple[float, float], ...] | None = maybe()
     """Processor seconds of training and validation loss."""
 

@@ -40,5 +40,7 @@ class Evaluation(FileRecord):
     """Tokens that were predicted; the first token of a document or row is not."""
     length: int
     curve: tuple[CurvePoint, ...]
+    accuracy: float | None = maybe()
+    """The share of right answers, for a probe."""
     recall: tuple[Recall, ...] | None = maybe()
     """By distance, for a probe."""

@@ -35,6 +35,8 @@ class MetricsEntry(Record):
     """Losses other than the cross entropy."""
     validation_loss: float | None = maybe()
     bits_per_byte: float | None = maybe()
+    accuracy: float | None = maybe()
+    """The share of right answers in this validation, for a probe."""
 
     def line(self) -> str:
         """The entry as it stands in the file."""
@@ -96,6 +98,11 @@ def validation_curve(entries: Iterable[MetricsEntry]) -> tuple[tuple[int, float]
         if entry.tokens is not None and entry.validation_loss is not None
     }
     return tuple(sorted(points.items()))
+
+
+def accuracy_curve(entries: Iterable[MetricsEntry]) -> tuple[tuple[int, float], ...]:
+    """Steps and the share of right answers at each validation of a probe; the later one of a step counts."""
+    return tuple(sorted({entry.step: entry.accuracy for entry in entries if entry.accuracy is not None}.items()))
 
 
 def validation_times(entries: Iterable[MetricsEntry]) -> tuple[tuple[float, float], ...]:

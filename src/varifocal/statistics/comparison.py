@@ -20,7 +20,7 @@ from varifocal.results.comparison import (
     cell_name,
 )
 from varifocal.results.estimates import Difference
-from varifocal.results.metrics import METRICS, read_metrics, validation_curve, validation_times
+from varifocal.results.metrics import METRICS, accuracy_curve, read_metrics, validation_curve, validation_times
 from varifocal.results.run import RunSummary, read_settings
 from varifocal.statistics.estimates import estimate, holm, paired_difference
 
@@ -213,6 +213,7 @@ def read_cell(folder: Path, arm: str, seed: int) -> CellRecord:
         peak_bytes=summary.peak_bytes,
         data_fingerprint=summary.data_fingerprint,
         curve=validation_curve(metrics),
+        accuracy_curve=accuracy_curve(metrics) or None,
         time_curve=validation_times(metrics) or None,
     )
     if not (run / TestRecord.filename).is_file():

@@ -38,12 +38,14 @@ def evaluate(
     rows = split.rows(length=length)
     count = len(rows) if most_tokens is None else min(len(rows), max(1, most_tokens // length))
     edges = curve_edges(length)
+    right = 0
     sums, squares, numbers = (torch.zeros(len(edges) - 1, dtype=torch.float64) for _ in range(3))
     before = model.training
     model.eval()
     try:
         for begin in range(0, count, batch_size):
-            losses, context = row_losses(model, rows, list(range(begin, min(begin + batch_size, count))))
+            losses, context, correct = row_losses(model, rows, list(range(begin, min(begin + batch_size, count))))
+            right += correct
             # right=True puts a context of exactly an edge into the bin that begins there.
             place = torch.bucketize(context, torch.tensor(edges), right=True) - 1
             sums.scatter_add_(0, place, losses)
@@ -70,11 +72,17 @@ def evaluate(
         tokens=int(numbers.sum()),
         length=length,
         curve=curve,
+        accuracy=None if split.answers is None else right / int(numbers.sum()),
     )
 
 
-def row_losses(model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss (float64) of every predicted token of some rows, and how many tokens of its document stood before it."""
+def row_losses(
+    model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Loss (float64) of every predicted token of some rows, and how many tokens of its document stood before it.
+
+    Of a probe also how many of its answers are the most probable token; 0 for text, where nobody asks.
+    """
     batch = rows.batch(indices)
     ids, documents, positions = (torch.from_numpy(part).to(model.device) for part in batch[:3])
     hidden = model.model(input_ids=ids, documents=documents, position_ids=positions, use_cache=False).last_hidden_state
@@ -83,7 +91,10 @@ def row_losses(model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]
     labels = next_token_labels(token_labels(rows, indices, ids), documents)
     counted = labels != IGNORED
     losses = token_losses(model.lm_head, hidden[counted], labels[counted])
-    return losses.double().cpu(), seen[counted].cpu()
+    right = 0
+    if rows.split.answers is not None:
+        right = int((model.lm_head(hidden[counted]).argmax(dim=-1) == labels[counted]).sum())
+    return losses.double().cpu(), seen[counted].cpu(), right
 
 
 def tokens_before(documents: torch.Tensor) -> torch.Tensor:

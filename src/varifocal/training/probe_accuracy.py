@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy
@@ -12,12 +12,16 @@ from varifocal.data import PackedRows, PreparedData, TokenSplit
 from varifocal.model.modeling import VarifocalForCausalLM
 from varifocal.results.comparison import Recall
 
+MOST_DISTANCES = 16
+"""More distances than this are told in groups."""
+
 
 @dataclass(frozen=True)
 class DistanceAccuracy:
     """The questions at one distance."""
 
     distance: int
+    """The distance itself or, where there are many, the largest of those counted together."""
     questions: int
     right: int
 
@@ -68,7 +72,17 @@ def probe_accuracy(
                 on_batch(done, count)
     finally:
         model.train(before)
-    return tuple(DistanceAccuracy(distance, asked[distance], right[distance]) for distance in sorted(asked))
+    return tuple(gathered(asked, right))
+
+
+def gathered(asked: dict[int, int], right: dict[int, int]) -> Iterator[DistanceAccuracy]:
+    """The accuracy at each distance; of more than MOST_DISTANCES of them, those up to 1, 2, 4, 8, ... together."""
+    few = len(asked) <= MOST_DISTANCES
+    groups: dict[int, list[int]] = {}
+    for distance in sorted(asked):
+        groups.setdefault(distance if few else 1 << (distance - 1).bit_length(), []).append(distance)
+    for upto, members in groups.items():
+        yield DistanceAccuracy(upto, sum(map(asked.__getitem__, members)), sum(map(right.__getitem__, members)))
 
 
 def answer(model: VarifocalForCausalLM, rows: PackedRows, indices: list[int]) -> list[tuple[int, bool]]:

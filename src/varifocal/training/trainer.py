@@ -327,6 +327,7 @@ class RunTrainer(Trainer):
                     processor_seconds=self.clock.processor,
                     validation_loss=self.latest.loss,
                     bits_per_byte=self.latest.bits_per_byte,
+                    accuracy=self.latest.accuracy,
                 )
             )
         self.tell()
