@@ -56,6 +56,7 @@ def test_memory_is_that_of_a_part() -> None:
         )
 
     inner = ids.shape[1] * config.intermediate_size * 4
+    taken(512)  # What the first call of a process loads is not the text's.
     assert taken(512) < inner / 2
     assert taken(None) > inner
 

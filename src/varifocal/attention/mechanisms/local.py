@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from varifocal.attention.mechanisms.base import Call, HeadShape, Mechanism, MechanismConfig, Scale, Step
 from varifocal.attention.mechanisms.sinks import SinkLogits, with_sinks, words_of_sinks
 from varifocal.attention.mechanisms.variant import Variant
+from varifocal.attention.memories import Memory, SplitKeys
 from varifocal.equations.branches import Branch, Window
 from varifocal.equations.branches.base import require_at_least
 from varifocal.equations.equation import Equation
@@ -68,6 +69,11 @@ class Local(Mechanism[LocalConfig]):
 
     def step(self) -> Step | None:
         return Step((self.branch,), sink=None if self.sink is None else self.sink.logit)
+
+    def memory(self) -> Memory:
+        if not self.config.sinks:
+            return super().memory()
+        return SplitKeys((self.config.window,) * self.shape.kv_heads, self.config.sinks)
 
     def farthest(self) -> int | None:
         return self.branch.farthest()
