@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -46,6 +47,52 @@ def test_command_serves_the_page_under_the_address_that_it_prints(model: Path) -
     assert f">{model.parent.name}</h2>" in page
     assert "".join(view["pieces"]) == TEXT
     assert complaints == ""
+
+
+SLOW = """
+import time
+from tests.explorer.models import small_explorer
+from varifocal.explorer.server import make_token, serve
+
+explorer = small_explorer("dense")
+
+
+def text(asked, waiting):
+    # A model that takes for ever: each of its layers asks whether somebody still waits.
+    print("asked", flush=True)
+    while True:
+        waiting.require()
+        time.sleep(0.01)
+
+
+explorer.text = text
+serve(explorer, host="127.0.0.1", port=0, token=make_token(), on_ready=lambda address: print(address, flush=True))
+"""
+
+
+def test_server_ends_without_a_trace_while_it_computes() -> None:
+    command = [sys.executable, "-u", "-c", SLOW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = process.stdout.readline().strip()
+        question = urllib.request.Request(f"{address}api/text", json.dumps({"text": TEXT}).encode())
+        answers: list[int] = []
+
+        def ask() -> None:
+            try:
+                urllib.request.urlopen(question, timeout=60)
+            except urllib.error.HTTPError as error:
+                answers.append(error.code)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert process.stdout.readline() == "asked\n"
+        process.terminate()
+        complaints = process.stderr.read()
+        asking.join()
+    assert complaints == ""
+    assert answers == [499]
 
 
 def test_folder_of_a_run_opens_its_model(model: Path) -> None:

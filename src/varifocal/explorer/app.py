@@ -29,14 +29,18 @@ Question = TypeVar("Question", bound=TextQuestion)
 Answer = TypeVar("Answer")
 
 
-def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGIApp:
+def make_app(
+    explorer: Explorer, *, token: str, host: str = "127.0.0.1", ending: asyncio.Event | None = None
+) -> ASGIApp:
     """The application: all its addresses begin with `/token/`.
 
     Args:
         explorer: answers the questions of the page.
         token: the secret part of the address.
         host: the name or address under which the server listens.
+        ending: set when the server ends; no question delays that.
     """
+    ended = asyncio.Event() if ending is None else ending
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     templates = Environment(
@@ -56,18 +60,17 @@ def make_app(explorer: Explorer, *, token: str, host: str = "127.0.0.1") -> ASGI
         waiting = Waiting()
         waiting.on_begin = lambda: current.update(now=waiting)
         future = asyncio.get_running_loop().run_in_executor(worker, answer, asked, waiting)
-        gone = asyncio.ensure_future(disconnected(request))
+        ends = [asyncio.ensure_future(one) for one in (disconnected(request), ended.wait())]
         try:
-            both: list[asyncio.Future[Any]] = [future, gone]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([future, *ends], return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 raise AbandonedError
             return future.result()
         finally:
             # The browser went on to another question, or the server ends: the thread stops at the next layer.
             waiting.leave()
-            future.cancel()
-            gone.cancel()
+            for one in (future, *ends):
+                one.cancel()
 
     @app.exception_handler(ValueError)
     async def mistaken(request: Request, error: ValueError) -> JSONResponse:

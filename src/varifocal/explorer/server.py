@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -28,6 +30,18 @@ def make_token(given: str | None = None) -> str:
     return given
 
 
+class Server(uvicorn.Server):
+    """Lets the questions that are being answered know that it ends."""
+
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self.ending = ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.ending.set()
+        super().handle_exit(sig, frame)
+
+
 def serve(
     explorer: Explorer, *, host: str, port: int, token: str, on_ready: Callable[[str], None] = lambda address: None
 ) -> None:
@@ -42,8 +56,9 @@ def serve(
     """
     listening = listen(host, port)
     port = listening.getsockname()[1]
+    ending = asyncio.Event()
     config = uvicorn.Config(
-        make_app(explorer, token=token, host=host),
+        make_app(explorer, token=token, host=host, ending=ending),
         log_level="warning",
         # Addresses contain the token, so they must not be logged.
         access_log=False,
@@ -51,7 +66,7 @@ def serve(
         timeout_graceful_shutdown=2,
     )
     on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{token}/")
-    uvicorn.Server(config).run(sockets=[listening])
+    Server(config, ending).run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:
