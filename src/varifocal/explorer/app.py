@@ -60,16 +60,17 @@ def make_app(
         waiting = Waiting()
         waiting.on_begin = lambda: current.update(now=waiting)
         future = asyncio.get_running_loop().run_in_executor(worker, answer, asked, waiting)
-        ends = [asyncio.ensure_future(one) for one in (disconnected(request), ended.wait())]
+        gone, over = asyncio.ensure_future(disconnected(request)), asyncio.ensure_future(ended.wait())
+        waited_for: list[asyncio.Future[Any]] = [future, gone, over]
         try:
-            await asyncio.wait([future, *ends], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 raise AbandonedError
             return future.result()
         finally:
             # The browser went on to another question, or the server ends: the thread stops at the next layer.
             waiting.leave()
-            for one in (future, *ends):
+            for one in waited_for:
                 one.cancel()
 
     @app.exception_handler(ValueError)
