@@ -22,8 +22,10 @@ from varifocal.equations.branches import (
     Branch,
     Causal,
     Cluster,
+    Compressed,
     FixedBranch,
     Indexer,
+    OwnBlock,
     Prefix,
     RandomBlocks,
     Segments,
@@ -39,10 +41,11 @@ from varifocal.equations.problem import Attended, Shortcuts
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, OwnFeatures, PairGate, Pairs, Score
 
 __all__ = [
-    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "Cluster", "DistanceBias", "Dot", "Entmax",
-    "Equation", "FixedBranch", "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape", "Indexer",
-    "KeysAndValues", "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "OwnFeatures", "PairGate",
-    "Pairs", "Polynomial", "Prefix", "RandomBlocks", "ReferenceWarning", "Remembered", "Scale", "Score", "Segments",
-    "Shortcuts", "SinkLogit", "SoftWindow", "Strided", "TopK", "Variant", "Window", "attend", "force_gates",
-    "gate_gradient_norms", "gate_statistics", "lay_out", "make_mechanism", "register", "set_gate_warmth", "two_way",
+    "MECHANISMS", "Ablation", "Attended", "Branch", "Call", "Causal", "Cluster", "Compressed", "DistanceBias",
+    "Dot", "Entmax", "Equation", "FixedBranch", "Gate", "GateConfig", "GateStatistics", "HeadScale", "HeadShape",
+    "Indexer", "KeysAndValues", "Layout", "Mechanism", "MechanismConfig", "MechanismOutput", "Memory", "OwnBlock",
+    "OwnFeatures", "PairGate", "Pairs", "Polynomial", "Prefix", "RandomBlocks", "ReferenceWarning", "Remembered",
+    "Scale", "Score", "Segments", "Shortcuts", "SinkLogit", "SoftWindow", "Strided", "TopK", "Variant", "Window",
+    "attend", "force_gates", "gate_gradient_norms", "gate_statistics", "lay_out", "make_mechanism", "register",
+    "set_gate_warmth", "two_way",
 ]  # fmt: skip

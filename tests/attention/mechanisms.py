@@ -26,6 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "relative_position": {"clip": 3, "values": True},
     "adaptively_sparse": {},
     "fastmax": {},
+    "infini": {"segment": 3},
     "routing": {"clusters": 2, "members": 3, "window": 3},
 }
 """For each mechanism, sizes at which 12 tokens are a long text."""

@@ -48,6 +48,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "local sink logit": ("local", {"window": 5, "sinks": 2, "sink_logit": True}),
     "head_gated sinks": ("head_gated", {"window": 5, "sinks": 2}),
     "context_adaptive sinks": ("context_adaptive", {**WINDOWS, "sinks": 2}),
+    "positional_prior": ("positional_prior", {"learns_center": True}),
+    "relative_position": ("relative_position", {"clip": 3, "values": True}),
+    "adaptively_sparse": ("adaptively_sparse", {}),
+    "fastmax order 2": ("fastmax", {"order": 2}),
+    "infini": ("infini", {"segment": 4}),
+    "infini delta": ("infini", {"segment": 5, "delta": True, "rotary": "none"}),
 }
 """By name: a mechanism and its options."""
 

@@ -28,13 +28,16 @@ REFUSED = {
     "adaptively_sparse fixed": "has no kernel for the normalizer Entmax",
     "fastmax": "has no kernel for the normalizer Polynomial",
     "fastmax order 2": "has no kernel for the normalizer Polynomial",
+    "infini": "has no kernel for the score OwnFeatures",
+    "infini delta": "has no kernel for the score OwnFeatures",
+    "infini rotary": "has no kernel for the branch Compressed",
     "routing": "has no kernel for the branch Cluster",
     "routing no window": "has no kernel for the branch Cluster",
 }
 """Variants that FlexAttention cannot run, with the reason that is given."""
 
 
-UNSERVED = {"relative_position", "adaptively_sparse", "routing", "fastmax"}
+UNSERVED = {"relative_position", "adaptively_sparse", "routing", "fastmax", "infini"}
 """Mechanisms whose small options are among those refused."""
 
 

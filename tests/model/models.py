@@ -48,6 +48,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "adaptively_sparse": ("adaptively_sparse", {}),
     "routing": ("routing", {"clusters": 3, "members": 4, "window": 5}),
     "fastmax": ("fastmax", {"order": 2}),
+    "infini": ("infini", {"segment": 5}),
+    "infini delta": ("infini", {"segment": 4, "delta": True}),
     "relative_position": ("relative_position", {"clip": 3, "values": True}),
 }
 """By name: a mechanism and its options."""

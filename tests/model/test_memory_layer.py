@@ -39,9 +39,17 @@ OWN_CACHES: dict[str, Callable[[VarifocalConfig], Cache]] = {
 PLAIN = [
     variant
     for variant in VARIANTS
-    if VARIANTS[variant][0] not in ("dynamic_sparse", "combiner", "sparse_geometric", "routing")
+    if VARIANTS[variant][0] not in ("dynamic_sparse", "combiner", "sparse_geometric", "routing", "infini")
 ]
-NOT_PLAIN = ["dynamic_sparse", "dynamic_sparse blocks", "combiner", "sparse_geometric", "routing"]
+NOT_PLAIN = [
+    "dynamic_sparse",
+    "dynamic_sparse blocks",
+    "combiner",
+    "sparse_geometric",
+    "routing",
+    "infini",
+    "infini delta",
+]
 
 
 def stranger(**changes: Any) -> Qwen3Config:

@@ -74,6 +74,8 @@ STARTS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "adaptively_sparse": ("adaptively_sparse", {}, None),
     "routing": ("routing", {"clusters": 3, "members": 4, "window": 5}, None),
     "fastmax": ("fastmax", {}, None),
+    "infini": ("infini", {"segment": 5}, None),
+    "infini, one segment": ("infini", {}, 0.0),
     "relative_position": ("relative_position", {"clip": 3, "values": True}, 0.0),
 }  # fmt: skip
 """By name: a mechanism, its options, and the share that is promised."""

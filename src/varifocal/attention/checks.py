@@ -11,6 +11,7 @@ from torch import Tensor
 from varifocal.equations.branches import (
     Branch,
     Cluster,
+    Compressed,
     Indexer,
     Prefix,
     Segments,
@@ -131,6 +132,10 @@ def check_branches(q: Tensor, branches: tuple[Branch, ...], sizes: dict[str, int
                 check_finite("SoftWindow.width", member.width)
             if isinstance(member, TopK) and member.indexer is not None:
                 check_indexer(q, member.indexer, sizes)
+            if isinstance(member, Compressed):
+                if isinstance(branch, Union):
+                    raise ValueError("Compressed is a softmax of its own; give it a branch of its own, not a union")
+                check_features("Compressed", member.queries, member.keys, q, sizes)
             if isinstance(member, Cluster):
                 check_integers("Cluster.clusters", member.clusters, like=q)
                 wanted = (sizes["B"], sizes["S"])
@@ -182,14 +187,7 @@ def check_score(q: Tensor, score: Score, sizes: dict[str, int]) -> None:
         if score.table.shape[-1] == 0:
             raise ValueError("DistanceBias.table needs an entry for at least one distance, got none")
     if isinstance(score, OwnFeatures):
-        check_tensor("OwnFeatures.queries", score.queries, "BHT-", sizes, like=q)
-        check_tensor("OwnFeatures.keys", score.keys, "B-S-", sizes, like=q)
-        kv_heads = score.keys.shape[1]
-        if kv_heads == 0 or sizes["H"] % kv_heads or score.keys.shape[3] != score.queries.shape[3]:
-            raise ValueError(
-                f"OwnFeatures must have one width F, and query heads a multiple of key heads, "
-                f"got {shape(score.queries)} and {shape(score.keys)}"
-            )
+        check_features("OwnFeatures", score.queries, score.keys, q, sizes)
     if isinstance(score, HeadScale):
         check_tensor("HeadScale.scale", score.scale, "H", sizes, like=q)
     if isinstance(score, PairGate):
@@ -207,6 +205,17 @@ def check_score(q: Tensor, score: Score, sizes: dict[str, int]) -> None:
         for name, vector in (("bias", score.bias), ("scale", score.scale)):
             if vector is not None:
                 check_tensor(f"PairGate.{name}", vector, "H", sizes, like=q)
+
+
+def check_features(name: str, queries: Tensor, keys: Tensor, q: Tensor, sizes: dict[str, int]) -> None:
+    """Features of queries [B, H, T, F] and of keys [B, G, S, F], H a multiple of G."""
+    check_tensor(f"{name}.queries", queries, "BHT-", sizes, like=q)
+    check_tensor(f"{name}.keys", keys, "B-S-", sizes, like=q)
+    if keys.shape[1] == 0 or sizes["H"] % keys.shape[1] or keys.shape[3] != queries.shape[3]:
+        raise ValueError(
+            f"{name} must have one width F, and query heads a multiple of key heads, "
+            f"got {shape(queries)} and {shape(keys)}"
+        )
 
 
 def check_segments(

@@ -58,7 +58,7 @@ def attention_weights(
     found: list[Tensor] = []
     for branch in equation.branches:
         # Branch by branch, so that a caller sees what each one reads and not only the mix.
-        alone = replace(equation, branches=(branch,), weights=None, relative_values=None)
+        alone = replace(equation, branches=(branch,), weights=None).of_keys()
         rows = []
         for first in range(0, keys, width):
             values = unit_values(remembered.k, first)

@@ -72,8 +72,10 @@ def keys_read(mechanism: Mechanism[Any]) -> float:
 
 
 def cache(mechanism: Mechanism[Any]) -> float:
-    """Bytes that a layer keeps of a text."""
-    return remembered_bytes(mechanism, 4) * mechanism.memory().kept(CONTEXT)
+    """Bytes that a layer keeps of a text, at the most."""
+    memory = mechanism.memory()
+    # With its last token a segment may be complete, and gone.
+    return remembered_bytes(mechanism, 4) * max(memory.kept(CONTEXT - 1), memory.kept(CONTEXT))
 
 
 def source_of(mechanism: Mechanism[Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class Equation:
         # Made here and by no factory, which torch.compile cannot trace.
         if self.score is None:
             object.__setattr__(self, "score", Dot())
+
+    def of_keys(self) -> Equation:
+        """The same for the values of keys alone: without what is added by distance, or kept of keys that are gone."""
+        return replace(self, branches=tuple(branch.of_keys() for branch in self.branches), relative_values=None)
 
     def passes(self) -> tuple[Branch, ...]:
         """What a kernel reads one after the other: branches that follow positions share one pass over their keys."""

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from varifocal.equations.blocks import Blocks, make_blocks
-from varifocal.equations.branches import Branch, Cluster, FixedBranch, Segments, SoftWindow, TopK, members
+from varifocal.equations.branches import (
+    Branch,
+    Cluster,
+    Compressed,
+    FixedBranch,
+    Segments,
+    SoftWindow,
+    TopK,
+    members,
+)
 from varifocal.equations.layout import Layout
 from varifocal.equations.normalizers import Entmax, Polynomial, SinkLogit
 from varifocal.equations.problem import Attended, Problem, accumulation_dtype
@@ -131,6 +140,8 @@ def by_distance(weights: Tensor, rows: Tensor, layout: Layout) -> Tensor:
 
 def read(branch: Branch, scene: Scene) -> tuple[Reading, Tensor | None]:
     """The scores and values that a branch reads, and what its top-k (if it has one) selected."""
+    if isinstance(branch, Compressed):
+        return read_compressed(branch, scene), None
     log_weight = torch.full_like(scene.visible, NOTHING, dtype=scene.scores.dtype)
     summaries: list[Reading] = []
     selected: Tensor | None = None
@@ -260,6 +271,50 @@ def read_summaries(branch: Segments, scene: Scene) -> Reading:
     earlier = blocks.earlier(scene.layout)[:, None]
     scores = scene.score.rate_blocks(scene.q @ summary_key.mT, head_width=width).masked_fill(~earlier, NOTHING)
     return Reading(scores, values)
+
+
+def read_compressed(branch: Compressed, scene: Scene) -> Reading:
+    """Every key of an earlier segment, weighed by its features; and a row of the matrix of keys that are gone."""
+    heads, dtype, layout = scene.q.shape[1], scene.q.dtype, scene.layout
+    keys = for_every_head(branch.keys.to(dtype).masked_fill(scene.unseen_key, 0.0), heads)
+    blind = ~scene.visible.any(dim=3)[..., None]
+    queries = branch.queries.to(dtype).masked_fill(blind, 0.0)
+    query, key = layout.pair_places()
+    read = scene.visible & (key < branch.earlier(query))[:, None]
+    # A key as a query of the memory of the segments before its own.
+    place, start = layout.key_place, layout.key_start
+    earlier = (start[:, :, None] == start[:, None]) & (place[:, None] < branch.earlier(place)[:, :, None])
+    earlier = (earlier & (start < layout.keys)[:, None])[:, None]
+    past: tuple[Tensor, Tensor] | None = None
+    if branch.past is not None:
+        matrix, norm, begin, folded = branch.past.matrix, branch.past.norm, branch.past.start, branch.past.folded
+        gone = (start == begin[:, None]) & (place < folded[:, None])
+        read, earlier = read & ~gone[:, None, None], earlier & ~gone[:, None, None]
+        past = for_every_head(matrix.to(dtype), heads), for_every_head(norm.to(dtype)[..., None], heads)
+    scores = log_of_weights(queries @ keys.mT, read)
+    values = scene.v
+    if branch.delta:
+        weights = (keys @ keys.mT).masked_fill(~earlier, 0.0)
+        total, known = weights.sum(dim=-1, keepdim=True), torch.zeros_like(values)
+        if past is not None:
+            own = ((start == begin[:, None]) & (folded > 0)[:, None])[:, None, :, None]
+            total = total + (keys @ past[1]).masked_fill(~own, 0.0)
+            known = (keys @ past[0]).masked_fill(~own, 0.0)
+        total = total.masked_fill(total == 0, 1.0)
+        rows = torch.eye(weights.shape[-1], dtype=dtype, device=weights.device) + weights / total
+        values = torch.linalg.solve_triangular(rows, values - known / total, upper=False)
+    if past is None:
+        return Reading(scores, values)
+    # M is a row for every feature f: phi(q)_f z_f weighs M_f / z_f.
+    own = (layout.start == begin[:, None]) & (folded > 0)[:, None] & (layout.query_place >= 0)
+    rated = log_of_weights(queries * past[1].mT, own[:, None, :, None].expand(-1, heads, -1, queries.shape[-1]))
+    kept = past[0] / past[1].masked_fill(past[1] == 0, 1.0)
+    return Reading(torch.cat((scores, rated), dim=-1), torch.cat((values, kept), dim=-2))
+
+
+def log_of_weights(weights: Tensor, read: Tensor) -> Tensor:
+    """Scores whose softmax are the weights' shares, minus infinity where they are not read."""
+    return weights.clamp(min=torch.finfo(weights.dtype).tiny).log().masked_fill(~read, NOTHING)
 
 
 def pool_maximum(entries: Tensor, blocks: Blocks) -> Tensor:

@@ -102,8 +102,7 @@ def weights_of_keys(attended: MechanismOutput, q: Tensor, remembered: Remembered
 
 def weights_of_part(part: Part, q: Tensor, layout: Layout) -> Tensor:
     """[B, H, T, S] of heads that keep the same tokens; q is theirs, `layout` that of all S keys."""
-    # What is added to values by their distance is no weight of a key.
-    equation = replace(part.equation, relative_values=None)
+    equation = part.equation.of_keys()
     k, sinks = part.remembered.k, part.remembered.sinks
     width, rows, kept = q.shape[3], [], k.shape[2]
     for first in range(0, kept, width):

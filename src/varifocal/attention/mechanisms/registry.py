@@ -20,6 +20,7 @@ from varifocal.attention.mechanisms.dynamic_sparse import DynamicSparse
 from varifocal.attention.mechanisms.fastmax import Fastmax
 from varifocal.attention.mechanisms.focused import Focused
 from varifocal.attention.mechanisms.head_gated import HeadGated
+from varifocal.attention.mechanisms.infini import Infini
 from varifocal.attention.mechanisms.local import Local
 from varifocal.attention.mechanisms.positional_prior import PositionalPrior
 from varifocal.attention.mechanisms.relative_position import RelativePosition
@@ -112,7 +113,7 @@ def check_config_type(mechanism: type[Mechanism[Any]]) -> None:
 MECHANISMS = Registry((
     *(Dense, Local, Combiner, DynamicSparse, ContextAdaptive, HeadGated, SparseGeometric, BigBird),
     *(SparseTransformer, Focused, PositionalPrior, RelativePosition, AdaptivelySparse),
-    *(Routing, Fastmax),
+    *(Routing, Fastmax, Infini),
 ))  # fmt: skip
 """All mechanisms by stem."""
 

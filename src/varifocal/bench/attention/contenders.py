@@ -100,7 +100,7 @@ def run_law(inputs: Inputs, *, law: Callable[[Inputs], Law], backend: str) -> Te
     equation, shortcuts = law(inputs)
     return attend(
         inputs.q, inputs.k, inputs.v, branches=equation.branches, weights=equation.weights, score=equation.score,
-        normalizer=equation.normalizer, shortcuts=shortcuts, backend=backend,
+        normalizer=equation.normalizer, relative_values=equation.relative_values, shortcuts=shortcuts, backend=backend,
     ).output  # fmt: skip
 
 

@@ -69,6 +69,10 @@ class Branch:
         dimensions = max(near.ndim, first.ndim)
         return by_head(near, dimensions) + by_head(first, dimensions) > by_head(place, dimensions)
 
+    def of_keys(self) -> Branch:
+        """The same without what it reads of keys that are gone."""
+        return self
+
     def rating_flops(self, place: Tensor, head_width: int) -> Tensor:
         """Operations of one head that only decide which keys are read: ranking, summaries."""
         return torch.zeros_like(place)

@@ -19,6 +19,8 @@ from varifocal.equations.branches import (
     Branch,
     Causal,
     Cluster,
+    Compressed,
+    OwnBlock,
     Prefix,
     RandomBlocks,
     Segments,
@@ -42,6 +44,7 @@ from varifocal.equations.problem import (
 )
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, OwnFeatures, PairGate
 from varifocal.kernels.native import abi, lanes, library
+from varifocal.kernels.native.associations import own_segment, read_associations
 from varifocal.kernels.native.clustered import ClusteredBranch, as_clustered, attend_clustered
 from varifocal.kernels.native.combiner import attend_segments, summarize_full
 from varifocal.kernels.native.entmax import attend_entmax
@@ -166,6 +169,8 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
         return "takes no part in forward-mode derivatives and the transforms of torch.func"
     if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit | Entmax | Polynomial):
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
+    if any(isinstance(branch, OwnBlock | Compressed) for branch in problem.branches):
+        return prepare_segments(problem)
     kinds: list[Kind] = []
     for branch in problem.branches:
         kind = kind_of(branch, problem.q.shape[1])
@@ -205,6 +210,52 @@ def prepare_kernels(problem: Problem) -> Callable[[], Attended] | str:
     if isinstance(problem.normalizer, SinkLogit):
         return partial(attend_with_sink, problem, kinds, problem.normalizer)  # type: ignore[arg-type]
     return partial(attend_native, problem, kinds)
+
+
+def prepare_segments(problem: Problem) -> Callable[[], Attended] | str:
+    """Segments and what is remembered of those before them: each branch by itself, mixed afterwards."""
+    if problem.normalizer is not None or problem.relative_values is not None:
+        return "has segments of plain softmax only, without relative values"
+    runs: list[Callable[[], Attended]] = []
+    for branch in problem.branches:
+        found = prepare_alone(replace(problem, branches=(branch,), weights=None))
+        if isinstance(found, str):
+            return found
+        runs.append(found)
+
+    def run() -> Attended:
+        answers = [one() for one in runs]
+        total: Tensor | None = None
+        for number, answer in enumerate(answers):
+            output = answer.output.float()
+            if problem.weights is not None:
+                output = output * problem.weights[..., number, None].float()
+            total = output if total is None else total + output
+        assert total is not None
+        selected = tuple(one for answer in answers for one in answer.selected)
+        return Attended(total.to(problem.q.dtype), torch.cat([one.logsumexp for one in answers], dim=-1), selected)
+
+    return run
+
+
+def prepare_alone(problem: Problem) -> Callable[[], Attended] | str:
+    """One branch: the query's own segment, what is remembered of those before it, or any other."""
+    (branch,), score = problem.branches, problem.score
+    if isinstance(branch, Compressed):
+
+        def read() -> Attended:
+            output, logsumexp = read_associations(branch, problem.v, problem.layout)
+            return Attended(output, logsumexp[..., None], (None,))
+
+        return read
+    if not isinstance(branch, OwnBlock):
+        return prepare_kernels(problem)
+    alone = replace(problem, branches=(Causal(),), layout=own_segment(problem.layout, branch.length), shortcuts=None)
+    if isinstance(score, OwnFeatures):
+        if score.keys.shape != problem.k.shape:
+            return "has segments of the scores OwnFeatures for features as wide as the heads only"
+        alone = replace(alone, q=score.queries.float(), k=score.keys.float(), v=problem.v.float(), score=Dot(1.0))
+    return prepare_kernels(alone)
 
 
 def prepare_polynomial(problem: Problem, kinds: Sequence[Kind], polynomial: Polynomial) -> Callable[[], Attended] | str:
