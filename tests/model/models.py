@@ -35,6 +35,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "combiner": ("combiner", {"segment": 4}),
     "dynamic_sparse": ("dynamic_sparse", {"rank": 3, "k_min": 2}),
     "dynamic_sparse blocks": ("dynamic_sparse", {"rank": 3, "select": "blocks", "block": 4}),
+    "dynamic_sparse input": ("dynamic_sparse", {"rank": 3, "prediction": "input"}),
     "context_adaptive": ("context_adaptive", WINDOWS),
     "context_adaptive blocks": ("context_adaptive", {**WINDOWS, "select": "blocks", "block": 4}),
     "context_adaptive window": ("context_adaptive", {**WINDOWS, "reads": "local"}),

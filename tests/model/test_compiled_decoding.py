@@ -60,7 +60,7 @@ def test_uncompiled_calls_go_on_from_what_compiled_ones_added() -> None:
 def test_mechanisms_that_remember_more_decode_uncompiled() -> None:
     not_compiled = {name for name in VARIANTS if not can_be_compiled(mechanisms(small_model(name))[0])}
     needs_more = {"combiner", "dynamic_sparse", "dynamic_sparse blocks", "routing", "sparse_geometric"}
-    assert not_compiled == needs_more | {"infini", "infini delta"}
+    assert not_compiled == needs_more | {"dynamic_sparse input", "infini", "infini delta"}
     model, prompt = small_model("combiner"), random_tokens(1, 9)
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)

@@ -44,6 +44,7 @@ PLAIN = [
 NOT_PLAIN = [
     "dynamic_sparse",
     "dynamic_sparse blocks",
+    "dynamic_sparse input",
     "combiner",
     "sparse_geometric",
     "routing",
