@@ -17,7 +17,11 @@ def main() -> int:
         one.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     verbs.choices["cases"].add_argument("--representative", action="store_true", help="some twenty cases")
     options = parser.parse_args()
-    return interpret(options)
+    try:
+        return interpret(options)
+    except ImportError as reason:
+        sys.stderr.write(f"{reason}\n")
+        return 2
 
 
 def interpret(options: argparse.Namespace) -> int:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.cases import Case, Sizes
 from tests.kernels.flex_calls import problem_of
 from varifocal import Branch, Causal, FixedBranch, Prefix, Strided, TopK, Window
+from varifocal.attention.attend import lay_out
+from varifocal.equations.branches.own_block import OwnBlock
 from varifocal.kernels.flex.backend import make_scene
 from varifocal.kernels.flex.dense import score_pairs
 from varifocal.kernels.flex.key_sets import Pattern, by_head
@@ -168,3 +173,68 @@ def test_soft_windows_read_no_tile_beyond_their_limit() -> None:
     found = touched(make_tiles(reading, at_end=True, backward=False))
     # Each row of tiles reads its own tile and the one before it; the first has none before it.
     assert int(found.sum()) == 2 * 8 - 1
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        Pattern((Causal(),), (Window(100),)),
+        Pattern((Causal(),), (Window(140), Prefix(130))),
+        Pattern((Window(260), Prefix(300)), (Window(100),)),
+        Pattern((Prefix(290),), (Prefix(150),)),
+        Pattern((OwnBlock(150),)),
+        Pattern((Window(1), Prefix(1))),
+    ],
+    ids=str,
+)
+def test_runs_touch_the_tiles_with_a_pair_and_cover_none_that_lacks_one(pattern: Pattern) -> None:
+    """Documents of 1 to 310 keys, padding before and after, and queries that stand in any order."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.tensor([-1] * 60 + [0] * 90 + [1] * 310 + [2] * 1 + [3] * 200 + [-1] * 39).expand(2, -1)
+    orders = [torch.arange(400, 700), torch.randperm(700, generator=generator)[:300]]
+    for positions in orders:
+        inputs = Case("runs", lambda source: Causal(), SIZES).make(torch.float32)
+        layout = lay_out(inputs.q, inputs.k, inputs.v, documents=ids, positions=positions.expand(2, -1))
+        scene = make_scene(replace(problem_of(inputs), layout=layout), torch.float32)
+        reading = scene.reading((pattern,))
+        tiles = make_tiles(reading, at_end=False, backward=False)
+        assert torch.equal(touched(tiles).expand(2, 2, -1, -1), tiles_of_pairs(reading))
+        full = cells(tiles.full_count, tiles.full).expand(2, 2, -1, -1)
+        assert not bool((full & ~whole_tiles(reading)).any())
+
+
+class BytesMoved(TorchDispatchMode):
+    """Counts what operators read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "view" not in func._schema.name:
+            parts = tree_leaves((args, kwargs, result))
+            self.count += sum(part.numel() * part.element_size() for part in parts if isinstance(part, torch.Tensor))
+        return result
+
+
+@pytest.mark.parametrize("pattern", [Pattern((Window(256),)), Pattern((Causal(),), (Window(256),))], ids=str)
+def test_listing_tiles_of_documents_looks_at_queries_and_not_at_pairs(pattern: Pattern) -> None:
+    sizes = Sizes(B=2, H=2, G=1, T=2048, S=2048, D=4)
+    reading = replace(reading_of(Causal(), documents=True, sizes=sizes), sets=(pattern,))
+    with BytesMoved() as moved:
+        make_tiles(reading, at_end=False, backward=True)
+    # Pair by pair it were 126 bytes for each.
+    assert moved.count / (sizes.B * sizes.T * sizes.S) < 1
+
+
+def test_layers_that_share_a_layout_share_their_tiles() -> None:
+    one = reading_of(Causal(), documents=True)
+    other = replace(one, q=one.q + 1, sets=(Pattern((Causal(),)),))
+    first = make_tiles(one, at_end=False, backward=False)
+    assert make_tiles(other, at_end=False, backward=False) is first
+    assert make_tiles(other, at_end=False, backward=True) is not first
+    assert make_tiles(replace(one, sets=(Pattern((Window(9),)),)), at_end=False, backward=False) is not first
+    assert make_tiles(replace(one, start=one.start.clone()), at_end=False, backward=False) is not first
+    one.position[:, 0] = 0
+    assert make_tiles(one, at_end=False, backward=False) is not first

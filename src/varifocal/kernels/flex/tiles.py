@@ -1,7 +1,8 @@
 """Which tiles of 128 queries and 128 keys hold a pair that is read: FlexAttention skips all others.
 
-A pattern of positions is looked at pair by pair, a few rows of tiles at a time; what a top-k selected is entered key
-by key. Nothing of size T x S exists. Patterns of texts without documents are kept for the next call.
+Runs of keys are told by their ends; another pattern of positions is looked at pair by pair, a few rows of tiles at a
+time; what a top-k selected is entered key by key. Nothing of size T x S exists. Patterns of texts without documents
+are kept for the next call, those with documents for the layers that share a layout.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from varifocal.equations.branches import FixedBranch, Prefix, Window
 from varifocal.kernels.flex.key_sets import ByHead, Drawn, KeySet, Pattern, Selected, Soft
 from varifocal.kernels.flex.pair import Pair
 from varifocal.kernels.flex.reading import Reading
+from varifocal.kernels.flex.spans import spans_of, tiles_of_spans
 
 TILE = 128
 """FlexAttention's own default: a multiple of every block size that its kernels try."""
@@ -46,8 +49,27 @@ class Tiles:
     """The same four by column, for the backward pass; None if there is none."""
 
 
+LISTED: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""By the positions of a layout, which the layers of a model share: what was listed for it, by pattern."""
+
+
 def make_tiles(reading: Reading, *, at_end: bool, backward: bool) -> Tiles:
     """The tiles of a reading; `at_end` if its queries are known to be the last ones of one document."""
+    said = None if at_end else fingerprint(reading.sets)
+    if said is None:
+        return fresh_tiles(reading, at_end=at_end, backward=backward)
+    listed: dict[Hashable, tuple[Tensor, Tiles]] = LISTED.setdefault(reading.position, {})
+    # Numbers that were changed in place since are others.
+    versions = (reading.position._version, reading.start._version)
+    sizes = (reading.q.shape[2], reading.k.shape[2])
+    key = (said, *sizes, versions, backward)
+    if key not in listed or listed[key][0] is not reading.start:
+        listed[key] = (reading.start, fresh_tiles(reading, at_end=at_end, backward=backward))
+    return listed[key][1]
+
+
+def fresh_tiles(reading: Reading, *, at_end: bool, backward: bool) -> Tiles:
+    """The same, unless they follow from pattern and lengths listed anew."""
     patterns = tuple(tile_pattern(member) for member in reading.sets if not isinstance(member, Selected | ByHead))
     by_heads = [member for member in reading.sets if isinstance(member, ByHead)]
     selections = [member for member in reading.sets if isinstance(member, Selected)]
@@ -89,12 +111,14 @@ class Kept:
 
 
 def fingerprint(patterns: tuple[KeySet, ...]) -> Hashable:
-    """What patterns say, as a value to compare; None if some branch carries what cannot be compared."""
+    """What patterns say, as a value to compare; None if there are other sets, or what cannot be compared."""
 
     def of(branch: FixedBranch) -> Hashable:
         # A branch of a user's own may keep attributes that its equality does not look at.
         return (type(branch), tuple(sorted(vars(branch).items())))
 
+    if not all(isinstance(pattern, Pattern) for pattern in patterns):
+        return None
     said = tuple(
         (tuple(of(branch) for branch in pattern.inside), tuple(of(branch) for branch in pattern.outside))
         for pattern in patterns
@@ -149,7 +173,10 @@ def pattern_tiles(patterns: tuple[KeySet, ...], reading: Reading) -> tuple[Tenso
 
 
 def look(patterns: tuple[KeySet, ...], position: Tensor, start: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-    """bool [B, 1, R, C] twice: tiles in which some pairs are allowed, and in which all are."""
+    """bool [B, 1, R, C] twice: tiles in which some pairs are allowed, and in which all are known to be."""
+    spans = [spans_of(pattern, position, start) for pattern in patterns]
+    if position.shape[1] and all(spans):
+        return tiles_of_spans([span for found in spans if found is not None for span in found], keys, TILE)
     batch, queries = position.shape
     rows, columns = -(-queries // TILE), -(-keys // TILE)
     at_once = max(1, PAIRS_AT_A_TIME // max(1, batch * TILE * columns * TILE))
