@@ -3,7 +3,8 @@
 Each backend with kernels for GPUs has a module here (`flex`, `triton`), with two functions:
 
 - `install()` makes attend(backend=<its name>) run its kernels on CPU tensors, in Triton's interpreter;
-- `kernels(gpu)` gives every kernel that it ships for a GPU, as `ahead.Kernel` values, to be compiled and counted.
+- `kernels(gpu, names)` gives the kernels that it ships for a GPU, each with the row that it belongs to, such as
+  "head_gated", and as an `ahead.Kernel`, to be compiled and counted; of rows of those names, of all for none.
 
 What holds them is shared. `interpreter.start()` comes first in a process that interprets, before anything imports
 triton; `cases.hold(case, backend, dtype)` runs a case of tests/cases.py against the reference, the output and every

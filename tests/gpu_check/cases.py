@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -80,3 +82,24 @@ def named(names: list[str]) -> list[Case]:
     if unknown:
         raise ValueError(f"unknown case {unknown[0]!r}")
     return [case for case in CASES if not names or case.name in names]
+
+
+def enter(options: argparse.Namespace, verdicts: list[Verdict], *, seconds: float) -> None:
+    """Enter a run's outcome in a file, in the place of an earlier one of its kind."""
+    from tests.gpu_check.table import read_or_new
+    from varifocal.environment import environment
+    from varifocal.results.gpu_check import InterpretedRun
+
+    def of(outcome: str) -> tuple[str, ...]:
+        return tuple(one.name for one in verdicts if one.outcome == outcome)
+
+    errors = [one.worst for one in verdicts if one.outcome == "right" and math.isfinite(one.worst)]
+    run = InterpretedRun(
+        backend=options.backend, what=options.verb, dtype=options.dtype, right=len(of("right")), wrong=of("wrong"),
+        declined=of("declined"), worst=max(errors, default=None), seconds=seconds, environment=environment(),
+    )  # fmt: skip
+    record = read_or_new(options.json)
+    kept = [
+        one for one in record.interpreted if (one.backend, one.what, one.dtype) != (run.backend, run.what, run.dtype)
+    ]
+    replace(record, interpreted=(*kept, run)).write(options.json)

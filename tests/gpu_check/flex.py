@@ -7,7 +7,7 @@ import functools
 import hashlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 from tests.gpu_check import pretended
-from tests.gpu_check.gpus import GPUS
+from tests.gpu_check.ahead import Kernel
+from tests.gpu_check.gpus import GPUS, Gpu
 from varifocal.attention.backends import BACKENDS, LOADED
 from varifocal.equations.problem import Problem
 from varifocal.kernels.flex import backend as flex
@@ -32,14 +33,25 @@ def install() -> None:
     memory = Memory()
     pretended.allocate_by(memory.empty)
     InterpretedKernel.memory = memory
-    execute = functools.partial(attend_interpreted, memory)
+    run = functools.partial(
+        flex.attend_flex,
+        execute=functools.partial(attend_interpreted, memory),
+        mix=functools.partial(mix_interpreted, memory),
+    )
 
     def prepare(problem: Any) -> Callable[[], Any] | str:
         if isinstance(problem, Problem):
-            return flex.why_not_equation(problem) or functools.partial(flex.attend_flex, problem, execute=execute)
+            return flex.why_not_equation(problem) or functools.partial(run, problem)
         return flex.prepare(problem)
 
     LOADED[BACKENDS["flex"].module] = SimpleNamespace(HONOURS=flex.HONOURS, prepare=prepare)
+
+
+def kernels(gpu: Gpu, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Kernel]]:
+    """Every kernel of attention in training, with its row of the benchmark; in a process that does not interpret."""
+    from tests.gpu_check.written import written_kernels
+
+    yield from written_kernels(gpu, names)
 
 
 class Memory:
@@ -165,6 +177,30 @@ def attend_interpreted(memory: Memory, reading: Reading, *, at_end: bool) -> tup
     width = reading.q.shape[-1]
     q, k, v = (compiled.filled_up(part, on_cpu=False) for part in (reading.q, reading.k, reading.v))
     reading = dataclasses.replace(reading, q=q, k=k, v=v)
+
+    def run(there: Reading, listed: Tiles) -> tuple[Tensor, ...]:
+        output, logsumexp = compiled.launch(there.q, there.k, there.v, there, listed)
+        assert logsumexp is not None
+        return output, logsumexp
+
+    output, logsumexp = on_device(memory, run, reading, tiles)
+    return output[..., :width], logsumexp
+
+
+def mix_interpreted(
+    memory: Memory, means: tuple[Tensor, ...], factors: tuple[Tensor | None, ...], dtype: torch.dtype
+) -> Tensor:
+    """What is made of several readings, as mix_compiled gives it on a GPU."""
+
+    def run(means: tuple[Tensor, ...], factors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+        return (compiled.mix_compiled(means, factors, dtype),)
+
+    (output,) = on_device(memory, run, means, factors)
+    return output
+
+
+def on_device(memory: Memory, run: Callable[..., tuple[Tensor, ...]], *values: Any) -> tuple[Tensor, ...]:
+    """run(*values) with all tensors in the values on the GPU; differentiable."""
     leaves: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -172,16 +208,16 @@ def attend_interpreted(memory: Memory, reading: Reading, *, at_end: bool) -> tup
             leaves.append(tensor)
         return tensor
 
-    changed(reading, note)
-    output, logsumexp = OnDevice.apply(memory, reading, tiles, leaves, *leaves)  # type: ignore[no-untyped-call]
-    return output[..., :width], logsumexp
+    changed(values, note)
+    found: tuple[Tensor, ...] = OnDevice.apply(memory, run, values, leaves, *leaves)  # type: ignore[no-untyped-call]
+    return found
 
 
 class OnDevice(torch.autograd.Function):
-    """A reading of CPU tensors, evaluated with fake tensors of the GPU."""
+    """A function of CPU tensors, evaluated with fake tensors of the GPU."""
 
     @staticmethod
-    def forward(ctx: Any, memory: Memory, reading: Reading, tiles: Tiles, first: list[Tensor], *leaves: Tensor) -> Any:
+    def forward(ctx: Any, memory: Memory, run: Any, values: Any, first: list[Tensor], *leaves: Tensor) -> Any:
         # Here all seem to need no gradient; those that were given tell which do.
         fakes = [memory.fake(leaf, learns=one.requires_grad) for one, leaf in zip(first, leaves, strict=True)]
         known = {id(one): made for one, made in zip(first, fakes, strict=True)}
@@ -192,12 +228,11 @@ class OnDevice(torch.autograd.Function):
             return known[id(tensor)]
 
         learns = any(one.requires_grad for one in first)
-        there, listed = changed(reading, moved), changed(tiles, moved)
+        there = changed(values, moved)
         with memory.mode, torch.set_grad_enabled(learns):
-            output, logsumexp = compiled.launch(there.q, there.k, there.v, there, listed)
-        assert logsumexp is not None
-        ctx.memory, ctx.results, ctx.leaves = memory, (output, logsumexp), fakes
-        return memory.real(output).clone(), memory.real(logsumexp).clone()
+            results = run(*there)
+        ctx.memory, ctx.results, ctx.leaves = memory, results, fakes
+        return tuple(memory.real(one).clone() for one in results)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:

@@ -17,7 +17,7 @@ from tests.gpu_check.flex import Memory, changed, load_text
 from tests.gpu_check.gpus import Gpu
 from varifocal.attention.attend import lay_out
 from varifocal.bench.attention.workload import Workload, make_inputs
-from varifocal.bench.rows import rows_of_ours, serves
+from varifocal.bench.rows import rows_of_ours
 from varifocal.equations.problem import Problem
 from varifocal.kernels.flex import backend as flex
 from varifocal.kernels.flex import compiled
@@ -51,26 +51,14 @@ class Recorder:
         return taken
 
 
-def written_kernels(gpu: Gpu, names: tuple[str, ...] = ()) -> Iterator[Kernel]:
-    """Every kernel of attention that flex launches for our mechanisms in training; `names` of rows, all for none."""
+def written_kernels(gpu: Gpu, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Kernel]]:
+    """Every kernel of attention that flex launches in training, with its row of the benchmark."""
+    problems = training_problems(names)
     recorder = Recorder()
     pretended.pretend(gpu, recorder.launcher)
     memory = Memory()
     pretended.allocate_by(memory.empty)
-    inputs = make_inputs(TRAINING)
-    for row, (mechanism, options) in rows_of_ours().items():
-        if names and row not in names:
-            continue
-        equation = inputs.law(mechanism, TRAINING.options(mechanism) | options).equation
-        if not serves("flex", equation, inputs.q, inputs.k, inputs.v) and equation.relative_values is not None:
-            continue
-        problem = Problem(
-            q=inputs.q, k=inputs.k, v=inputs.v, branches=equation.branches, weights=equation.weights,
-            score=equation.score, layout=lay_out(inputs.q, inputs.k, inputs.v), normalizer=equation.normalizer,
-            relative_values=equation.relative_values,
-        )  # fmt: skip
-        if flex.why_not_equation(problem) is not None or equation.relative_values is not None:
-            continue
+    for row, problem in problems.items():
         found: list[Kernel] = []
 
         def execute(reading: Reading, *, at_end: bool, row: str = row, found: list[Kernel] = found) -> Any:
@@ -81,7 +69,24 @@ def written_kernels(gpu: Gpu, names: tuple[str, ...] = ()) -> Iterator[Kernel]:
 
         with torch.enable_grad():
             flex.attend_flex(problem, execute=execute)
-        yield from found
+        yield from ((row, kernel) for kernel in found)
+
+
+def training_problems(names: tuple[str, ...]) -> dict[str, Problem]:
+    """A call of each row of ours that flex runs; made before there is a GPU whose random numbers torch would seed."""
+    inputs = make_inputs(TRAINING)
+    problems = {}
+    for row, (mechanism, options) in rows_of_ours().items():
+        if names and row not in names:
+            continue
+        equation = inputs.law(mechanism, TRAINING.options(mechanism) | options).equation
+        problem = Problem(
+            q=inputs.q, k=inputs.k, v=inputs.v, branches=equation.branches, weights=equation.weights,
+            score=equation.score, layout=lay_out(inputs.q, inputs.k, inputs.v), normalizer=equation.normalizer,
+        )  # fmt: skip
+        if equation.relative_values is None and flex.why_not_equation(problem) is None:
+            problems[row] = problem
+    return problems
 
 
 def kernels_of(row: str, reading: Reading, at_end: bool, *, memory: Memory, recorder: Recorder) -> Iterator[Kernel]:

@@ -57,6 +57,45 @@ def test_logits_of_any_size_give_a_finite_loss() -> None:
     torch.testing.assert_close(found, F.cross_entropy(hidden @ weight.mT * 1e4, labels, reduction="sum"))
 
 
+@pytest.mark.parametrize("sure", [1.0, 12.0], ids=["random", "nearly certain"])
+def test_products_under_autocast_are_narrow_and_as_accurate_as_torchs(
+    sure: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_file, "ROWS_AT_A_TIME", 8)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(37, 32, generator=generator)
+    labels = torch.randint(0, 37, (30,), generator=generator)
+    hidden = torch.randn(30, 32, generator=generator) + (sure - 1) / 32**0.5 * weight[labels]
+    leaves = hidden.requires_grad_(), weight.requires_grad_()
+
+    def plain(hidden: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(hidden, weight)
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
+
+    def results(loss: Tensor) -> tuple[Tensor, ...]:
+        return (loss.detach(), *torch.autograd.grad(loss, leaves))
+
+    truth = results(plain(hidden.double(), weight.double()))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = results(linear_cross_entropy(hidden, weight, labels)), results(plain(hidden, weight))
+    for found, rounded, exact in zip(ours, theirs, truth, strict=True):
+        assert found.dtype == torch.float32
+        assert (found - exact).abs().max() <= 2 * (rounded - exact).abs().max()
+    wide = results(linear_cross_entropy(hidden, weight, labels))
+    assert not torch.equal(ours[1], wide[1])
+
+
+def test_float16_leaves_the_sum_of_exponentials_wide() -> None:
+    """With as many equal logits as float16 has numbers below its largest, twice over."""
+    hidden, weight = torch.zeros(2, 4, requires_grad=True), torch.zeros(140_000, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.float16):
+        loss = linear_cross_entropy(hidden, weight, torch.tensor([0, 1]))
+    loss.backward()
+    assert hidden.grad is not None
+    assert bool(hidden.grad.isfinite().all())
+    torch.testing.assert_close(loss.detach(), torch.tensor(2 * 140_000.0).log() * 2 - 2 * torch.tensor(2.0).log())
+
+
 def test_frozen_weight_gets_no_gradient() -> None:
     hidden, weight, labels = inputs(8)
     (gradient,) = torch.autograd.grad(linear_cross_entropy(hidden, weight.detach(), labels), (hidden,))

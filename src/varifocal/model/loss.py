@@ -16,6 +16,9 @@ IGNORED = -100
 
 ROWS_AT_A_TIME = 256
 """Enough rows for a fast matrix product; their logits over 152k classes are 156 MB."""
+ROWS_ON_GPU = 1024
+"""The same for products in bfloat16 on a GPU, where each chunk's gradient of the weight is added to the sum by a pass
+of its own: with 256 rows that pass would take longer than the products."""
 CLASSES_AT_A_TIME = 4096
 """Their logits of ROWS_AT_A_TIME rows stay in the cache."""
 
@@ -89,6 +92,24 @@ def logits_of_rows(rows: Tensor, weight: Tensor, *, room: Tensor) -> Tensor:
     return room
 
 
+def type_of_products(hidden: Tensor) -> torch.dtype:
+    """The type in which the head multiplies: bfloat16 under autocast of that type, else the type of the states.
+
+    Not float16: the sum of a row's exponentials does not fit in it.
+    """
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16:
+        return torch.bfloat16 if hidden.dtype == torch.float32 else hidden.dtype
+    return hidden.dtype
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b in float32 for narrow a [M, K] and b [K, N]; on a GPU its sums are never rounded."""
+    if a.device.type == "cuda":
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a, b).float()
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Walks over the rows: while the logits of some exist, it takes from them all that is ever needed.
 
@@ -96,39 +117,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
     share and label go into the small sides of the products instead:
 
         dh = share (e W) - W[label]          dW = e^T (share h), less h at the row of each label
+
+    In bfloat16 a label that is nearly certain would be lost so, as the difference of two rounded numbers. There e at
+    the label, one number of a row, becomes e - 1 / share before it is rounded:
+
+        dh = share (e W)                     dW = e^T (share h)
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         want_hidden, want_weight, _ = ctx.needs_input_grad
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        grad_hidden = torch.empty_like(hidden) if want_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if want_weight else None
-        product = hidden.new_empty(min(ROWS_AT_A_TIME, len(hidden)), len(weight))
-        for begin in range(0, len(hidden), ROWS_AT_A_TIME):
-            part = slice(begin, begin + ROWS_AT_A_TIME)
-            rows = hidden[part]
-            logits = logits_of_rows(rows, weight, room=product[: len(rows)]).float()
-            losses, shares = losses_and_shares(logits, labels[part])
-            loss += losses.sum()
-            exponentials, shares = logits.to(hidden.dtype), shares[:, None]
-            if grad_hidden is not None:
-                # Autocast does not reach a product that is told where to go: it stays as wide as the logits.
-                pulled = (
-                    multiply(exponentials, weight.mT)
-                    if is_faster(rows, weight)
-                    else torch.mm(exponentials, weight, out=grad_hidden[part])
-                )
-                torch.sub(pulled.mul_(shares), weight[labels[part]], out=grad_hidden[part])
-            if grad_weight is not None:
-                scaled = (rows * shares).to(rows.dtype)
-                # The sum over chunks is float32, since 16 bits would lose too much; addmm_ wants one type.
-                if grad_weight.dtype == rows.dtype:
-                    grad_weight.addmm_(exponentials.mT, scaled)
-                else:
-                    grad_weight += exponentials.mT @ scaled
-                grad_weight.index_add_(0, labels[part], rows.to(grad_weight.dtype), alpha=-1)
-        ctx.gradients, ctx.weight_dtype = (grad_hidden, grad_weight), weight.dtype
+        found = (
+            torch.empty_like(hidden) if want_hidden else None,
+            torch.zeros_like(weight, dtype=torch.float32) if want_weight else None,
+        )
+        walk = narrow_walk if type_of_products(hidden) == torch.bfloat16 else walk_of_one_type
+        with torch.autocast(hidden.device.type, enabled=False):
+            loss = walk(hidden, weight, labels, *found)
+        ctx.gradients, ctx.weight_dtype = found, weight.dtype
         return loss
 
     @staticmethod
@@ -144,3 +150,56 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if weight is None else weight.mul_(gradient).to(ctx.weight_dtype),
             None,
         )
+
+
+def walk_of_one_type(
+    hidden: Tensor, weight: Tensor, labels: Tensor, grad_hidden: Tensor | None, grad_weight: Tensor | None
+) -> Tensor:
+    """The summed loss, with products in the type of the states; the gradients are written to where they are wanted."""
+    loss = hidden.new_zeros((), dtype=torch.float32)
+    product = hidden.new_empty(min(ROWS_AT_A_TIME, len(hidden)), len(weight))
+    for begin in range(0, len(hidden), ROWS_AT_A_TIME):
+        part = slice(begin, begin + ROWS_AT_A_TIME)
+        rows = hidden[part]
+        logits = logits_of_rows(rows, weight, room=product[: len(rows)]).float()
+        losses, shares = losses_and_shares(logits, labels[part])
+        loss += losses.sum()
+        exponentials, shares = logits.to(hidden.dtype), shares[:, None]
+        if grad_hidden is not None:
+            pulled = (
+                multiply(exponentials, weight.mT)
+                if is_faster(rows, weight)
+                else torch.mm(exponentials, weight, out=grad_hidden[part])
+            )
+            torch.sub(pulled.mul_(shares), weight[labels[part]], out=grad_hidden[part])
+        if grad_weight is not None:
+            scaled = (rows * shares).to(rows.dtype)
+            # The sum over chunks is float32, since 16 bits would lose too much; addmm_ wants one type.
+            if grad_weight.dtype == rows.dtype:
+                grad_weight.addmm_(exponentials.mT, scaled)
+            else:
+                grad_weight += exponentials.mT @ scaled
+            grad_weight.index_add_(0, labels[part], rows.to(grad_weight.dtype), alpha=-1)
+    return loss
+
+
+def narrow_walk(
+    hidden: Tensor, weight: Tensor, labels: Tensor, grad_hidden: Tensor | None, grad_weight: Tensor | None
+) -> Tensor:
+    """The same with products in bfloat16; exponentials and all sums are float32."""
+    loss = hidden.new_zeros((), dtype=torch.float32)
+    narrow = weight.to(torch.bfloat16)
+    at_once = ROWS_ON_GPU if hidden.device.type == "cuda" else ROWS_AT_A_TIME
+    for begin in range(0, len(hidden), at_once):
+        part = slice(begin, begin + at_once)
+        rows, wanted = hidden[part], labels[part][:, None]
+        logits = wide_product(rows.to(torch.bfloat16), narrow.mT)
+        losses, shares = losses_and_shares(logits, labels[part])
+        loss += losses.sum()
+        shares = shares[:, None]
+        exponentials = logits.scatter_add_(1, wanted, -1 / shares).to(torch.bfloat16)
+        if grad_hidden is not None:
+            grad_hidden[part] = wide_product(exponentials, narrow).mul_(shares)
+        if grad_weight is not None:
+            grad_weight += wide_product(exponentials.mT, (rows * shares).to(torch.bfloat16))
+    return loss

@@ -36,8 +36,6 @@ def paper_predictions(
             devices=gpus,
             micro_batch=ROWS,
             execution="written out" if way == "all written out" or (way == "prototype" and name in own) else "kernels",
-            # The papers presumably had a plain head under autocast.
-            head_precision="bfloat16",
         )
         one = predict(training, hardware)
         found["memory"][name] = one.peak

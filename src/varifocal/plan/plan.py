@@ -12,7 +12,7 @@ from varifocal.attention.mechanisms.registry import mechanism_type, nearest
 from varifocal.model.config import VarifocalConfig
 from varifocal.plan.cost import parameters_by_part
 from varifocal.plan.hardware import Precision
-from varifocal.plan.step_cost import HEAD_PRECISION, Execution, MicroBatch, StepWork, memory_by_part, step_work
+from varifocal.plan.step_cost import Execution, MicroBatch, StepWork, memory_by_part, step_work
 from varifocal.results.hardware import Assumptions, Hardware
 
 LARGEST_MICRO_BATCH = 64
@@ -61,8 +61,6 @@ class Training:
     precision: Precision = "bfloat16"
     checkpointing: bool = False
     execution: Execution = "kernels"
-    head_precision: Precision = HEAD_PRECISION
-    """The precision of the head's products; our loss computes them in float32 in any training precision."""
 
     def __post_init__(self) -> None:
         if self.devices < 1 or self.batch % self.devices:
@@ -205,7 +203,7 @@ def seconds_of(work: StepWork, training: Training, hardware: Hardware, given: As
     seconds = {
         "products": both(work.products / (peak * reached(hardware, given.products)), work.operands / moving),
         "head": both(
-            work.head / (hardware.products[training.head_precision] * reached(hardware, given.products)),
+            work.head / (peak * reached(hardware, given.products)),
             work.logits / moving,
         ),
         "attention": work.reading / rate
@@ -262,9 +260,4 @@ def notes_of(training: Training, seconds: dict[str, float]) -> tuple[str, ...]:
     total = sum(seconds.values())
     share = seconds["attention"] / total
     notes = [f"attention takes {share:.0%} of a pass; without it, a pass would be {1 / (1 - share):.2f} times as fast"]
-    if training.head_precision != training.precision:
-        notes.append(
-            f"the head's products run in {training.head_precision} inside the loss: {seconds['head'] / total:.0%} "
-            "of a pass"
-        )
     return tuple(notes)

@@ -16,7 +16,7 @@ from varifocal.attention.mechanisms.base import typical_equation
 from varifocal.equations.branches import Prefix, SoftWindow, TopK, Window, members
 from varifocal.equations.equation import Equation
 from varifocal.model.config import VarifocalConfig
-from varifocal.model.loss import ROWS_AT_A_TIME
+from varifocal.model.loss import ROWS_AT_A_TIME, ROWS_ON_GPU
 from varifocal.plan.cost import layer_mechanisms
 from varifocal.plan.hardware import Precision
 from varifocal.plan.work import work_of
@@ -43,6 +43,15 @@ class MicroBatch:
     def narrow(self) -> int:
         """Bytes of each number that products read."""
         return 2 if self.precision == "bfloat16" else 4
+
+    @property
+    def rows_of_loss(self) -> int:
+        """Rows whose logits exist at once; what trains in bfloat16 is a GPU."""
+        return min(self.tokens, ROWS_ON_GPU if self.precision == "bfloat16" else ROWS_AT_A_TIME)
+
+    @property
+    def chunks_of_loss(self) -> int:
+        return -(-self.tokens // self.rows_of_loss)
 
 
 class StepWork(NamedTuple):
@@ -121,8 +130,6 @@ PASSES: dict[str, Passes] = {
     "bfloat16": Passes(stream=490, heads=378, inner=47, logits=36, weights=12, calls=230),
 }
 """"native" means our CPU kernels, which make one pass each; the others count transformers' modules by operator."""
-HEAD_PRECISION: Precision = "float32"
-"""It is the same for every training precision: autocast does not affect the products inside the loss."""
 CALLS_OUTSIDE = 75
 """Operators before and after the layers."""
 CALLS_OF_LOSS = 15
@@ -149,15 +156,25 @@ def step_work(config: VarifocalConfig, part: MicroBatch, *, native: bool = False
         products=products,
         head=2.0 * tokens * 3 * head,
         operands=float(part.narrow * tokens * layers * operand_numbers(sizes, part)),
-        # The logits are written, and their gradient is read twice, in float32.
-        logits=12.0 * tokens * (config.vocab_size + config.hidden_size),
+        logits=head_bytes(config, part),
         reading=tokens * reading,
         rating=tokens * rating,
         exponentials=tokens * exponentials,
         traffic=tokens * (layers * between * again + passes.logits * config.vocab_size + traffic)
         + layers * passes.weights * weights,
-        calls=layers * passes.calls * again + calls + CALLS_OUTSIDE + CALLS_OF_LOSS * -(-tokens // ROWS_AT_A_TIME),
+        calls=layers * passes.calls * again + calls + CALLS_OUTSIDE + CALLS_OF_LOSS * part.chunks_of_loss,
     )
+
+
+def head_bytes(config: VarifocalConfig, part: MicroBatch) -> float:
+    """Bytes that the head's products read and write."""
+    if part.narrow == 4:
+        # The logits are written, and their gradient is read twice.
+        return 12.0 * part.tokens * (config.vocab_size + config.hidden_size)
+    # Logits are written in float32, their gradient is read twice in 16 bits. A product cannot add to a sum of another
+    # type: for each chunk the weight's part is written, and read with the sum that it is added to.
+    sums = 16.0 * part.chunks_of_loss * config.vocab_size * config.hidden_size
+    return 8.0 * part.tokens * (config.vocab_size + config.hidden_size) + sums
 
 
 def layer_weights(sizes: LayerSizes) -> int:
@@ -329,10 +346,14 @@ def kept_by_mechanism(mechanism: Mechanism[Any], part: MicroBatch) -> float:
 
 
 def chunk_bytes(config: VarifocalConfig, part: MicroBatch) -> float:
-    """Bytes of a chunk's logits, float32 in any precision, and of the gradient of the last hidden states."""
+    """Bytes of a chunk's logits, float32 in any precision, and of the gradient of the last hidden states.
+
+    In bfloat16 also a narrow copy of the logits and one of the weight, and what a chunk adds to the weight's gradient.
+    """
     vocabulary: int = config.vocab_size
     width: int = config.hidden_size
-    return 4.0 * vocabulary * min(ROWS_AT_A_TIME, part.tokens) + 4.0 * width * part.tokens
+    narrow = 0.0 if part.narrow == 4 else 2.0 * part.rows_of_loss + 6.0 * width
+    return vocabulary * (4.0 * part.rows_of_loss + narrow) + 4.0 * width * part.tokens
 
 
 def workspace_bytes(sizes: LayerSizes, part: MicroBatch, *, native: bool) -> float:

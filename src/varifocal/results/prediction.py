@@ -24,7 +24,6 @@ class TrainingSizes(Record):
     precision: str
     checkpointing: bool
     execution: str
-    head_precision: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,8 @@ from varifocal.equations.problem import (
     accumulation_dtype,
 )
 from varifocal.equations.scores import DistanceBias, Dot, HeadScale, PairGate, Score
-from varifocal.kernels.flex.compiled import attend_compiled
-from varifocal.kernels.flex.joining import Part, join
+from varifocal.kernels.flex.compiled import attend_compiled, mix_compiled
+from varifocal.kernels.flex.joining import Joined, Part, join
 from varifocal.kernels.flex.key_sets import Drawn, EarlierSummaries, KeySet, Pattern, Soft, by_head, differs_by_head
 from varifocal.kernels.flex.nesting import chain, fixed_members, rings
 from varifocal.kernels.flex.pair_scores import pair_score
@@ -50,6 +50,12 @@ class Executor(Protocol):
     def __call__(self, reading: Reading, *, at_end: bool) -> tuple[Tensor, Tensor]:
         """The output [B, H, T, D] and the logsumexp [B, H, T]; `at_end` if the queries are known to be the last
         ones of one document."""
+
+
+class Mixer(Protocol):
+    """Evaluates `joining.mix`."""
+
+    def __call__(self, means: tuple[Tensor, ...], factors: tuple[Tensor | None, ...], dtype: torch.dtype) -> Tensor: ...
 
 
 HONOURS = frozenset({
@@ -117,7 +123,7 @@ def learning(problem: Problem) -> Iterator[Tensor]:
         yield problem.normalizer.logit
 
 
-def attend_flex(problem: Problem, *, execute: Executor = attend_compiled) -> Attended:
+def attend_flex(problem: Problem, *, execute: Executor = attend_compiled, mix: Mixer = mix_compiled) -> Attended:
     """Evaluate a problem with FlexAttention, or with another executor of the same readings."""
     device = problem.q.device.type
     dtype = problem.q.dtype
@@ -128,16 +134,31 @@ def attend_flex(problem: Problem, *, execute: Executor = attend_compiled) -> Att
             return nothing(problem)
         scene = make_scene(problem, dtype)
         found = read_all(problem.branches, scene, execute)
-        output = torch.zeros_like(scene.q, dtype=accumulation_dtype(dtype))
-        for number, part in enumerate(found.parts):
-            mean = part.mean
-            if isinstance(problem.normalizer, SinkLogit):
-                mean = mean * problem.normalizer.share(part.logsumexp)[..., None]
-            if problem.weights is not None:
-                mean = mean * problem.weights[..., number, None].to(output.dtype)
-            output = output + mean
-        logsumexp = torch.stack([part.logsumexp.detach() for part in found.parts], dim=-1)
-        return Attended(output.to(problem.q.dtype), logsumexp, tuple(found.selected))
+        joined = [join([found.parts[number].logsumexp for number in own]) for own in found.of_branch]
+        means = tuple(part.mean for part in found.parts)
+        output = mix(means, factors_of(problem, found, joined, dtype=scene.dtype), problem.q.dtype)
+        logsumexp = torch.stack([one.logsumexp.detach() for one in joined], dim=-1)
+        return Attended(output, logsumexp, tuple(found.selected))
+
+
+def factors_of(
+    problem: Problem, found: Found, joined: list[Joined], *, dtype: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    """How often each part counts in the output, [B, H, T] of the given type: over all branches that read it."""
+    factors: list[Tensor | None] = [None] * len(found.parts)
+    for number, (own, one) in enumerate(zip(found.of_branch, joined, strict=True)):
+        of_branch: list[Tensor] = []
+        if isinstance(problem.normalizer, SinkLogit):
+            of_branch.append(problem.normalizer.share(one.logsumexp))
+        if problem.weights is not None:
+            of_branch.append(problem.weights[..., number].to(dtype))
+        for place, share in zip(own, one.shares, strict=True):
+            product: Tensor | None = None
+            for factor in (*of_branch, *(() if share is None else (share,))):
+                product = factor if product is None else product * factor
+            before = factors[place]
+            factors[place] = product if before is None or product is None else before + product
+    return tuple(factors)
 
 
 def nothing(problem: Problem) -> Attended:
@@ -220,32 +241,37 @@ def seen_keys(layout: Layout) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What the branches of a problem gave, in their order."""
+    """What was read for the branches of a problem."""
 
     parts: list[Part]
+    """What each reading gave; a part may belong to several branches."""
+    of_branch: list[tuple[int, ...]]
+    """The numbers of each branch's parts, without common keys: together they are the branch's own softmax."""
     selected: list[Tensor | None]
+    """By branch."""
 
 
 def read_all(branches: tuple[Branch, ...], scene: Scene, execute: Executor) -> Found:
     """Every branch's own softmax; branches inside each other share their readings."""
-    parts: dict[int, Part] = {}
+    parts: list[Part] = []
+    of_branch: dict[int, tuple[int, ...]] = {}
     selections: list[Tensor | None] = [None] * len(branches)
     nested = chain(branches)
     if nested is not None:
-        inner: list[Part] = []
         fixed = [fixed_members(branches[number]) or () for number in nested]
         for number, ring in zip(nested, rings(fixed), strict=True):
-            inner.append(run(scene.reading((ring,)), scene, execute))
-            parts[number] = join(inner)
-            inner = [parts[number]]
+            parts.append(run(scene.reading((ring,)), scene, execute))
+            of_branch[number] = tuple(range(len(parts)))
     for number, branch in enumerate(branches):
-        if number not in parts:
-            parts[number], selections[number] = read(branch, scene, execute)
-    return Found([parts[number] for number in range(len(branches))], selections)
+        if number not in of_branch:
+            more, selections[number] = read(branch, scene, execute)
+            of_branch[number] = tuple(range(len(parts), len(parts) + len(more)))
+            parts += more
+    return Found(parts, [of_branch[number] for number in range(len(branches))], selections)
 
 
-def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor | None]:
-    """One softmax over all that a branch reads, and what its top-k (if it has one) selected."""
+def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[list[Part], Tensor | None]:
+    """Parts that make one softmax over all that a branch reads, and what its top-k (if it has one) selected."""
     fixed: list[FixedBranch] = []
     by_heads: list[FixedBranch] = []
     sets: list[KeySet] = []
@@ -273,7 +299,7 @@ def read(branch: Branch, scene: Scene, execute: Executor) -> tuple[Part, Tensor 
     for member in members(branch):
         if isinstance(member, Segments):
             parts += read_summaries(member, scene, execute)
-    return join(parts), found
+    return parts, found
 
 
 def read_summaries(branch: Segments, scene: Scene, execute: Executor) -> list[Part]:
@@ -290,6 +316,5 @@ def read_summaries(branch: Segments, scene: Scene, execute: Executor) -> list[Pa
 
 
 def run(reading: Reading, scene: Scene, execute: Executor) -> Part:
-    """A reading, evaluated, in the type of the sums."""
-    output, logsumexp = execute(reading, at_end=scene.at_end)
-    return Part(output.to(scene.dtype), logsumexp)
+    """A reading, evaluated."""
+    return Part(*execute(reading, at_end=scene.at_end))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from varifocal.equations.branches import FixedBranch
 from varifocal.kernels.flex.compiler_settings import generating
 from varifocal.kernels.flex.dense import attend_dense, find_logsumexp
+from varifocal.kernels.flex.joining import mix
 from varifocal.kernels.flex.key_sets import OUTSIDE
 from varifocal.kernels.flex.reading import Reading
 from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
@@ -52,6 +53,22 @@ def launch(q: Tensor, k: Tensor, v: Tensor, reading: Reading, tiles: Tiles) -> t
     run = compiled_for(kind(reading, tiles))
     with generating(on_cpu=on_cpu):
         return run(q, k, v, reading, tiles, not on_cpu)
+
+
+def mix_compiled(means: tuple[Tensor, ...], factors: tuple[Tensor | None, ...], dtype: torch.dtype) -> Tensor:
+    """`mix`, on a GPU as one kernel that reads every mean once; its backward is another."""
+    if means[0].device.type == "cpu" or (len(means) == 1 and factors[0] is None):
+        return mix(means, factors, dtype)
+    with generating(on_cpu=False):
+        return mixer_for((torch.is_grad_enabled(), outline(means), outline(factors), dtype))(means, factors, dtype)
+
+
+@functools.cache
+def mixer_for(kind: Hashable) -> Callable[..., Tensor]:
+    """The compiled `mix` for one kind of means and factors."""
+    options: dict[str, Any] = {"recompile_limit": VARIANTS, "isolate_recompiles": True}
+    compiled: Callable[..., Tensor] = torch.compile(mix, dynamic=True, fullgraph=True, **options)
+    return compiled
 
 
 def has_fixed_rows(reading: Reading) -> bool:
