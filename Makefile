@@ -61,14 +61,22 @@ sanitize: setup
 	    tests/kernels/test_steps.py tests/kernels/test_native_decode.py tests/kernels/test_few_rows.py \
 	    -k "accurate or per_head or test_steps or decode or few_rows"
 
-# The kernels for GPUs, without one: written by torch's compiler, run in Triton's interpreter, and compiled. It brings
-# triton, a package of 200 MB that nothing else here needs.
+# The kernels for GPUs, without one: written by torch's compiler, run in Triton's interpreter, and compiled by ptxas. It brings
+# triton, a package of 200 MB that nothing else here needs. All of it takes hours of one core and fills results/gpu_check.json;
+# QUICK=1 is what .ci/run has of it, some minutes.
+GPU_CHECK := OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.gpu_check
 gpu-check: setup .venv/gpu-check
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check cases --dtype float32
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check cases --dtype bfloat16
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check mechanisms --dtype float32
-	for dtype in float32 bfloat16 float16; do OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check.one_pass cases --dtype $$dtype || exit 1; done
+ifdef QUICK
+	$(GPU_CHECK) cases --representative --dtype bfloat16
+	$(GPU_CHECK) table local head_gated --gpu sm_86 --gpu sm_90
+else
+	$(GPU_CHECK) cases --dtype float32 --json results/gpu_check.json
+	$(GPU_CHECK) cases --dtype bfloat16 --json results/gpu_check.json
+	$(GPU_CHECK) mechanisms --dtype float32 --json results/gpu_check.json
+	$(GPU_CHECK) table --json results/gpu_check.json
+	for dtype in float32 bfloat16 float16; do $(GPU_CHECK).one_pass cases --dtype $$dtype || exit 1; done
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu_check/one_pass_promises.py
+endif
 
 .venv/gpu-check: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'triton==3.7.1'

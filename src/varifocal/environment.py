@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -27,6 +28,25 @@ def environment() -> Environment:
         torch=str(torch.__version__),
         system=f"{platform.system()} {platform.machine()}",
     )
+
+
+def place_and_versions(place: torch.device) -> str:
+    """A GPU by name and capability, and what runs on it, in a few words."""
+    from varifocal.device import find_device
+
+    name = find_device(place).description
+    if place.type == "cuda":
+        name += f" (sm_{''.join(map(str, torch.cuda.get_device_capability(place)))})"
+    ours = commit() or version_of("varifocal")
+    return f"{name}, torch {torch.__version__}, triton {version_of('triton')}, varifocal {ours}"
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, or "none"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def processor() -> str:

@@ -20,9 +20,11 @@ from varifocal.cli.options import (
     parse_lengths,
     require_plots,
 )
-from varifocal.cli.tables import print_table, shown_steps
+from varifocal.cli.tables import print_table, send_back, shown_steps
 from varifocal.device import find_device, find_dtype
+from varifocal.environment import place_and_versions
 from varifocal.report.attention_bench import memory_table, speedup_table
+from varifocal.report.from_gpus import bench_line
 from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.files import require_folder
 from varifocal.threads import use_threads
@@ -84,6 +86,8 @@ def attention(
     with shown_steps() as show:
         result = bench_attention(plan, workload, on_step=lambda step: show(step.doing, step.done, step.total))
     print_result(Console(), result)
+    if workload.device.type != "cpu":
+        send_back(bench_line(result, where=place_and_versions(workload.device)))
     if json_file is not None:
         result.write(json_file)
     if plot is not None:

@@ -15,10 +15,12 @@ from rich.table import Table
 
 from varifocal import MECHANISMS
 from varifocal.cli.options import MOST_SEED
-from varifocal.cli.tables import counting_bar
+from varifocal.cli.tables import counting_bar, send_back
 from varifocal.conformance import ROWS, Conformance, subjects_of
 from varifocal.conformance import check as check_conformance
 from varifocal.device import find_device, find_dtype
+from varifocal.environment import place_and_versions
+from varifocal.report.from_gpus import check_line
 from varifocal.results.conformance import ConformanceRecord, FindingRecord, write_conformance
 from varifocal.results.files import require_folder
 
@@ -82,8 +84,11 @@ def check(
             results.append(found)
             bar.advance(task)
     print_findings(Console(), results, title=f"conformance of backend {backend}, {dtype}, {device}")
+    records = [record_of(result) for result in results]
+    if place.type != "cpu":
+        send_back(check_line(records, where=place_and_versions(place), backend=backend, dtype=dtype))
     if json_file is not None:
-        write_conformance(json_file, [record_of(result) for result in results])
+        write_conformance(json_file, records)
     if not all(result.conforms for result in results):
         raise typer.Exit(1)
 

@@ -55,3 +55,11 @@ def print_table(console: Console, title: str | None, rows: list[list[str]]) -> N
     console.width = max(before, console.measure(table, options=console.options.update(max_width=1000)).maximum)
     console.print(table)
     console.width = before
+
+
+def send_back(line: str) -> None:
+    """Print the one line that is asked of whoever has a GPU: none of ours has ever run on one."""
+    console = Console()
+    console.print("\nPlease send this line back; docs/backends.md says what is known without it:", highlight=False)
+    # Not broken by the terminal: it is to be copied.
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
