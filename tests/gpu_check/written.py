@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,9 @@ from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
 
 TRAINING = Workload(length=2048, batch=2, dtype=torch.bfloat16)
 """12 heads of 128 with 6 key heads: the sizes of the CPU benchmark."""
+DECODED = ("dense", "head_gated")
+"""Rows whose kernel of one token in DECODING_ROWS rows is written too."""
+DECODING_ROWS = 4
 PRODUCTS = {"forward": 2, "backward": 7}
 """Of a tile of queries with a tile of keys. FlexAttention's backward makes the scores and dP twice: for dQ, for dK."""
 
@@ -52,13 +56,18 @@ class Recorder:
 
 
 def written_kernels(gpu: Gpu, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Kernel]]:
-    """Every kernel of attention that flex launches in training, with its row of the benchmark."""
-    problems = training_problems(names)
+    """Every kernel of attention that flex launches in training, and some of decoding, with their rows' names."""
+    problems = {row: (problem, True) for row, problem in problems_of(TRAINING, names).items()}
+    decoding = {f"{row}, decoding {DECODING_ROWS} rows": row for row in DECODED}
+    wanted = tuple(row for told, row in decoding.items() if not names or row in names or told in names)
+    if wanted:
+        asked = problems_of(replace(TRAINING, batch=DECODING_ROWS, queries=1), wanted)
+        problems |= {told: (asked[row], False) for told, row in decoding.items() if row in wanted}
     recorder = Recorder()
     pretended.pretend(gpu, recorder.launcher)
     memory = Memory()
     pretended.allocate_by(memory.empty)
-    for row, problem in problems.items():
+    for row, (problem, learns) in problems.items():
         found: list[Kernel] = []
 
         def execute(reading: Reading, *, at_end: bool, row: str = row, found: list[Kernel] = found) -> Any:
@@ -67,19 +76,19 @@ def written_kernels(gpu: Gpu, names: tuple[str, ...] = ()) -> Iterator[tuple[str
             shape = reading.q.shape
             return reading.q.detach().clone(), torch.zeros(shape[:3])
 
-        with torch.enable_grad():
+        with torch.set_grad_enabled(learns):
             flex.attend_flex(problem, execute=execute)
         yield from ((row, kernel) for kernel in found)
 
 
-def training_problems(names: tuple[str, ...]) -> dict[str, Problem]:
+def problems_of(workload: Workload, names: tuple[str, ...]) -> dict[str, Problem]:
     """A call of each row of ours that flex runs; made before there is a GPU whose random numbers torch would seed."""
-    inputs = make_inputs(TRAINING)
+    inputs = make_inputs(workload)
     problems = {}
     for row, (mechanism, options) in rows_of_ours().items():
         if names and row not in names:
             continue
-        equation = inputs.law(mechanism, TRAINING.options(mechanism) | options).equation
+        equation = inputs.law(mechanism, workload.options(mechanism) | options).equation
         problem = Problem(
             q=inputs.q, k=inputs.k, v=inputs.v, branches=equation.branches, weights=equation.weights,
             score=equation.score, layout=lay_out(inputs.q, inputs.k, inputs.v), normalizer=equation.normalizer,
@@ -90,19 +99,21 @@ def training_problems(names: tuple[str, ...]) -> dict[str, Problem]:
 
 
 def kernels_of(row: str, reading: Reading, at_end: bool, *, memory: Memory, recorder: Recorder) -> Iterator[Kernel]:
-    """The kernels that one reading launches, forward and backward."""
-    tiles = make_tiles(reading, at_end=at_end, backward=True)
+    """The kernels that one reading launches, forward and (where gradients are on) backward."""
+    learns = torch.is_grad_enabled()
+    tiles = make_tiles(reading, at_end=at_end, backward=learns)
     pairs = pairs_in(tiles, reading)
 
     def moved(tensor: Tensor) -> Tensor:
-        return memory.fake(tensor, learns=tensor.requires_grad)
+        return memory.fake(tensor, learns=learns and tensor.requires_grad)
 
     there = changed(reading, moved)
     with memory.mode, torch.autograd.set_multithreading_enabled(False):
         output, logsumexp = compiled.launch(there.q, there.k, there.v, there, changed(tiles, moved))
         assert logsumexp is not None
         forward = recorder.taken()
-        torch.autograd.backward((output, logsumexp), (torch.ones_like(output), torch.ones_like(logsumexp)))
+        if learns:
+            torch.autograd.backward((output, logsumexp), (torch.ones_like(output), torch.ones_like(logsumexp)))
     sets = " and ".join(type(one).__name__ for one in reading.sets)
     for direction, launches in (("forward", forward), ("backward", recorder.taken())):
         for name, text, size in launches:
@@ -147,7 +158,8 @@ def from_text(told: str, name: str, text: str, *, operations: float, size: float
         constants=constants,
         warps=options["num_warps"],
         stages=options["num_stages"],
-        tile=", ".join(f"{key.removeprefix('BLOCK_')} {value}" for key, value in sizes.items()),
+        tile=", ".join(f"{key.removeprefix('BLOCK_')} {value}" for key, value in sizes.items())
+        + (f", keys among {settings['SPLIT_KV']} blocks" if "SPLIT_KV" in settings else ""),
         operations=operations,
         bytes=size,
         attributes=meta["configs"][0],

@@ -28,6 +28,16 @@ Reading.rate = lambda self, score, *pair: score * 1.001
 sys.exit(__main__.main())
 """
 
+DECODING = """
+from tests.gpu_check import pretended
+
+pretended.load_device()
+from tests.gpu_check.gpus import GPUS
+from tests.gpu_check.written import written_kernels
+
+print(*(kernel.tile for row, kernel in written_kernels(GPUS["sm_80"], ("head_gated, decoding 4 rows",))), sep="\\n")
+"""
+
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own: to pretend a GPU cannot be undone."""
@@ -50,6 +60,12 @@ def test_kernel_that_is_wrong_by_a_thousandth_fails_the_check() -> None:
     assert done.returncode == 1, done.stdout + done.stderr[-2000:]
     assert "output" in done.stdout
     assert "0 right, 1 wrong" in done.stdout
+
+
+@needs_triton
+def test_one_token_in_several_rows_shares_its_keys_among_blocks() -> None:
+    done = run("-W", "ignore", "-c", DECODING)
+    assert done.stdout.splitlines() == ["M 16, N 64, keys among 8 blocks"] * 2, done.stdout + done.stderr[-2000:]
 
 
 def test_torch_that_it_does_not_know_is_refused(

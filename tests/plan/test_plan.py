@@ -10,6 +10,7 @@ import pytest
 from varifocal.model import preset
 from varifocal.plan.hardware import GPUS, find_gpu
 from varifocal.plan.plan import Prediction, Training, every_variant, find_variants, predict
+from varifocal.plan.step_cost import step_work
 from varifocal.results.hardware import Hardware
 
 A100 = find_gpu("a100")
@@ -46,9 +47,20 @@ def test_slow_network_between_nodes_costs_time_when_a_step_is_short() -> None:
     assert far.seconds["exchange"] > near.seconds["exchange"]
 
 
-@pytest.mark.parametrize("name", ["local", "combiner", "dynamic_sparse", "context_adaptive blocks", "bigbird"])
+@pytest.mark.parametrize("name", ["local", "combiner", "bigbird"])
 def test_mechanism_that_reads_less_is_faster(name: str) -> None:
     assert predicted(name).tokens_per_second > predicted().tokens_per_second
+
+
+def test_selection_on_a_gpu_gains_by_blocks_in_long_texts_and_key_by_key_never() -> None:
+    """128 queries share a tile, and what they select for themselves lies in most tiles of a text."""
+    for length in (2048, 32768):
+        dense, exact, blocks = (
+            predicted(name, length=length, micro_batch=1).tokens_per_second
+            for name in ("dense", "dynamic_sparse", "dynamic_sparse blocks")
+        )
+        assert exact < dense
+        assert (blocks > dense) == (length == 32768)
 
 
 def test_network_for_every_pair_is_slower() -> None:
@@ -112,3 +124,25 @@ def test_table_of_gpus_is_in_its_units() -> None:
         assert 10e12 < one.products["float32"] < one.products.get("bfloat16", 1e15) < 2e15
         assert 0.2e12 < one.bandwidth < 10e12
         assert 1e12 < one.exponentials < 10e12
+
+
+def test_limits_name_what_a_step_waits_for() -> None:
+    """On an H100, attention at 8192 tokens; a pair network's exponentials outweigh all products."""
+    shares = {}
+    for mechanism in ("dense", "sparse_geometric"):
+        config = preset("qwen-134m", mechanism=mechanism, max_position_embeddings=8192)
+        found = predict(Training(config=config, tokens=1e9, length=8192, batch=8), find_gpu("h100"))
+        shares[mechanism] = found.limits
+        assert sum(found.limits.values()) == pytest.approx(1)
+        assert list(found.limits.values()) == sorted(found.limits.values(), reverse=True)
+    assert next(iter(shares["sparse_geometric"])) == "exponentials"
+    assert shares["dense"]["exponentials"] < 0.2 < shares["dense"]["attention's products"]
+
+
+def test_a_gpu_multiplies_whole_tiles() -> None:
+    config = preset("qwen-134m", mechanism="local", mechanism_options={"window": 64})
+    reading = step_work(config, replace(training(config=config, devices=1).part(1), tiles=True)).reading
+    # A row of 128 queries reads its own tile, the one before it, and that of the first keys.
+    pairs = 128 * 128 * (1 + 2 + 14 * 3)
+    # Two products forward and seven backward, of heads of 128.
+    assert reading == config.num_hidden_layers * config.num_attention_heads * pairs * 9 * 2 * config.head_dim

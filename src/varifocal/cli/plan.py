@@ -99,10 +99,18 @@ def plan(
 
 def print_predictions(console: Console, found: PlanPrediction, preset: str, *, price: float | None) -> None:
     """Print what each mechanism takes, its memory and time by part, what does not fit, and all that is assumed."""
-    from varifocal.report.prediction import assumed, misfits, parts_tables, prediction_table, prediction_title, rates
+    from varifocal.report.prediction import (
+        assumed,
+        limits_table,
+        misfits,
+        parts_tables,
+        prediction_table,
+        prediction_title,
+        rates,
+    )
 
     print_table(console, prediction_title(found, preset), prediction_table(found))
-    for title, rows in parts_tables(found):
+    for title, rows in (*parts_tables(found), limits_table(found)):
         print_table(console, title, rows)
     for name, reason in misfits(found).items():
         console.print(f"[bold red]{name} does not fit:[/bold red] {reason}", highlight=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from varifocal.attention.mechanisms import MECHANISMS
@@ -15,6 +15,8 @@ from varifocal.plan.hardware import Precision
 from varifocal.plan.step_cost import Execution, MicroBatch, StepWork, memory_by_part, step_work
 from varifocal.results.hardware import Assumptions, Hardware
 
+LIMITS = ("matrix units", "memory", "attention's products", "exponentials", "ranking and weighing", "Python", "network")
+"""What a step may wait for. Attention reaches less of the matrix units than other products, and stands alone."""
 LARGEST_MICRO_BATCH = 64
 """More rows than this at once do not make a step faster."""
 
@@ -110,6 +112,8 @@ class Prediction:
     cost: float | None
     """Dollars; None without a price."""
     notes: tuple[str, ...] = field(default=())
+    limits: dict[str, float] = field(default_factory=dict)
+    """The share of an optimizer step that each part of the device limits, the largest first; they add up to 1."""
 
     @property
     def peak(self) -> float:
@@ -136,7 +140,7 @@ def predict(
     room = hardware.memory if hardware.measured else hardware.memory * (1 - given.reserve) - given.context
     parameters = sum(parameters_by_part(training.config).values())
     rows = training.micro_batch or largest_micro_batch(training, room, parameters)
-    part = training.part(rows)
+    part = replace(training.part(rows), tiles=not hardware.measured)
     accumulated = training.share // rows
     memory = memory_by_part(
         training.config,
@@ -168,6 +172,7 @@ def predict(
         hours=hours,
         cost=None if hourly is None else hours * training.devices * hourly,
         notes=(*notes_of(training, pass_seconds), *compiled_note(training, hardware, given, part, seconds)),
+        limits=limits_of(work, seconds, hardware, given, peak=hardware.products[training.precision]),
     )
 
 
@@ -216,6 +221,35 @@ def seconds_of(work: StepWork, training: Training, hardware: Hardware, given: As
         return seconds | {"starting operators": starting}
     # Python starts operators ahead of the GPU; where starting is slower, the GPU waits.
     return seconds | {"waiting for Python": max(0.0, starting - sum(seconds.values()))}
+
+
+def limits_of(
+    work: StepWork, seconds: dict[str, float], hardware: Hardware, given: Assumptions, *, peak: float
+) -> dict[str, float]:
+    """What a step waits for, by part of the device, as shares of its time."""
+    found: dict[str, float] = dict.fromkeys(LIMITS, 0.0)
+    moving = hardware.bandwidth * reached(hardware, given.bandwidth)
+    multiplying = peak * reached(hardware, given.products)
+    for name, operations, moved in (
+        ("products", work.products, work.operands),
+        ("head", work.head, work.logits),
+    ):
+        found["memory" if moved / moving > operations / multiplying else "matrix units"] += seconds[name]
+    # The parts of attention follow one after another; what a measured machine takes for them is not told apart.
+    parts = {
+        "attention's products": work.reading / (peak * given.attention),
+        "ranking and weighing": work.rating / (peak * given.selection),
+        "exponentials": work.exponentials / (hardware.exponentials * given.exponentials),
+    }
+    if hardware.measured:
+        parts = {"attention's products": 1.0}
+    for name, part in parts.items():
+        found[name] += seconds["attention"] * part / sum(parts.values())
+    found["memory"] += seconds["other operators"] + seconds["optimizer"]
+    found["Python"] += seconds.get("starting operators", 0.0) + seconds.get("waiting for Python", 0.0)
+    found["network"] += seconds["exchange"]
+    total = sum(found.values())
+    return {name: found[name] / total for name in sorted(found, key=lambda name: -found[name]) if found[name]}
 
 
 def measured_rate(config: VarifocalConfig, hardware: Hardware) -> float:

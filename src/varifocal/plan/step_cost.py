@@ -15,6 +15,8 @@ from varifocal.attention.mechanisms import Mechanism
 from varifocal.attention.mechanisms.base import typical_equation
 from varifocal.equations.branches import Prefix, SoftWindow, TopK, Window, members
 from varifocal.equations.equation import Equation
+from varifocal.kernels.flex.backend import why_not_equation
+from varifocal.kernels.flex.counting import BACKWARD, FORWARD, tile_pairs
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.loss import ROWS_AT_A_TIME, ROWS_ON_GPU
 from varifocal.plan.cost import layer_mechanisms
@@ -34,6 +36,8 @@ class MicroBatch:
     precision: Precision = "bfloat16"
     checkpointing: bool = False
     execution: Execution = "kernels"
+    tiles: bool = False
+    """Whether kernels multiply every pair of a tile that holds one that is read, as flex does on a GPU."""
 
     @property
     def tokens(self) -> int:
@@ -216,17 +220,31 @@ def attention_work(mechanism: Mechanism[Any], part: MicroBatch) -> AttentionWork
             calls=30.0 * written.branches,
         )
     overhead = mechanism.overhead(part.length, part.narrow)
+    # The forward pass takes 2 products, the backward pass 5: it computes the scores again instead of keeping them.
+    reading, exponentials = one.reading_flops * (3.5 + again), one.keys_read * heads * (2 + again)
+    pairs = multiplied_pairs(equation, part, heads=heads)
+    if pairs is not None:
+        reading = 4 * mechanism.shape.head_width * heads * pairs * ((FORWARD + BACKWARD) / 2 + again)
+        # Each of its two passes backward makes the probabilities for itself.
+        exponentials = heads * pairs * (3 + again)
     return AttentionWork(
-        # The forward pass takes 2 products, the backward pass 5: it computes the scores again instead of keeping them.
-        reading=one.reading_flops * (3.5 + again),
+        reading=reading,
         # A selection has no gradient. What weighs keys has one, which takes twice the forward work.
         rating=one.ranking_flops * (1 + again)
         + one.weighing_flops * (3 + again)
         + mechanism.training_flops(equation, part.length),
-        exponentials=one.keys_read * heads * (1 + functions) * (2 + again),
+        exponentials=exponentials * (1 + functions),
         traffic=overhead.traffic,
         calls=overhead.operators,
     )
+
+
+def multiplied_pairs(equation: Equation, part: MicroBatch, *, heads: int) -> float | None:
+    """Keys that flex multiplies with an average query: those of whole tiles; None where it does not run."""
+    if not part.tiles or why_not_equation(equation) is not None or equation.relative_values is not None:
+        return None
+    pairs = tile_pairs(equation.branches, length=part.length, heads=heads)
+    return None if pairs is None else pairs / part.length
 
 
 class Written(NamedTuple):

@@ -77,6 +77,14 @@ def misfits(plan: PlanPrediction) -> dict[str, str]:
     }
 
 
+def limits_table(plan: PlanPrediction) -> tuple[str, Table]:
+    """A title and a table: what each mechanism's step waits for on this device."""
+    found = {name: one.limits for name, one in rows_of(plan) if one.fits and one.limits}
+    columns = list(dict.fromkeys(part for limits in found.values() for part in limits))
+    rows = [[name, *(f"{limits.get(part, 0):.0%}" for part in columns)] for name, limits in found.items()]
+    return f"what a step waits for on a {plan.hardware.name}", [["mechanism", *columns], *rows]
+
+
 def rates(plan: PlanPrediction) -> str:
     """The rates assumed for the device, and their source."""
     one = plan.hardware

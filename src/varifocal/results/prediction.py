@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from varifocal.results.files import FileRecord
@@ -48,6 +48,8 @@ class PredictionRecord(Record):
     peak: float
     fits: bool
     step_seconds: float
+    limits: dict[str, float] = field(default_factory=dict)
+    """The share of a step that each part of the device limits, the largest first."""
 
 
 @dataclass(frozen=True, kw_only=True)

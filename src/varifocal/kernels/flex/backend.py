@@ -20,6 +20,7 @@ from varifocal.equations.branches import (
     members,
 )
 from varifocal.equations.divergence import indexer_divergence
+from varifocal.equations.equation import Equation
 from varifocal.equations.layout import Layout
 from varifocal.equations.normalizers import SinkLogit
 from varifocal.equations.pooling import pool_keys, summarize
@@ -96,7 +97,7 @@ def why_not(problem: Problem) -> str | None:
     return None
 
 
-def why_not_equation(problem: Problem) -> str | None:
+def why_not_equation(problem: Problem | Equation) -> str | None:
     """Why FlexAttention cannot evaluate branches, score or normalizer of a problem, on any device."""
     if problem.normalizer is not None and not isinstance(problem.normalizer, SinkLogit):
         return f"has no kernel for the normalizer {type(problem.normalizer).__name__}"
