@@ -203,11 +203,11 @@ def test_runs_touch_the_tiles_with_a_pair_and_cover_none_that_lacks_one(pattern:
         assert not bool((full & ~whole_tiles(reading)).any())
 
 
-class BytesMoved(TorchDispatchMode):
+class BytesMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what operators read and write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from varifocal.cli import check as check_verb
+from varifocal.conformance import Conformance
 from varifocal.environment import place_and_versions
 from varifocal.report.from_gpus import bench_line, check_line
 from varifocal.results.attention_bench import AttentionBench
@@ -48,7 +49,7 @@ def test_check_prints_the_line_where_it_did_not_run_on_a_cpu(
 
     monkeypatch.setattr(check_verb, "find_device", lambda name: Elsewhere)
     monkeypatch.setattr(check_verb, "place_and_versions", lambda place: "nowhere, torch 2")
-    monkeypatch.setattr(check_verb, "check_conformance", lambda subject, **options: check_verb.Conformance("dense", []))
+    monkeypatch.setattr(check_verb, "check_conformance", lambda subject, **options: Conformance("dense", ()))
     check_verb.check(mechanism=["dense"], device="meta")
     assert "check on nowhere, torch 2, auto, float64: 0 kept (worst error 0e+00), 0 broken" in capsys.readouterr().out
 

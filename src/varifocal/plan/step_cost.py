@@ -172,13 +172,14 @@ def step_work(config: VarifocalConfig, part: MicroBatch, *, native: bool = False
 
 def head_bytes(config: VarifocalConfig, part: MicroBatch) -> float:
     """Bytes that the head's products read and write."""
+    vocabulary: int = config.vocab_size
+    width: int = config.hidden_size
     if part.narrow == 4:
         # The logits are written, and their gradient is read twice.
-        return 12.0 * part.tokens * (config.vocab_size + config.hidden_size)
+        return 12.0 * part.tokens * (vocabulary + width)
     # Logits are written in float32, their gradient is read twice in 16 bits. A product cannot add to a sum of another
     # type: for each chunk the weight's part is written, and read with the sum that it is added to.
-    sums = 16.0 * part.chunks_of_loss * config.vocab_size * config.hidden_size
-    return 8.0 * part.tokens * (config.vocab_size + config.hidden_size) + sums
+    return 8.0 * part.tokens * (vocabulary + width) + 16.0 * part.chunks_of_loss * vocabulary * width
 
 
 def layer_weights(sizes: LayerSizes) -> int:
@@ -222,11 +223,11 @@ def attention_work(mechanism: Mechanism[Any], part: MicroBatch) -> AttentionWork
     overhead = mechanism.overhead(part.length, part.narrow)
     # The forward pass takes 2 products, the backward pass 5: it computes the scores again instead of keeping them.
     reading, exponentials = one.reading_flops * (3.5 + again), one.keys_read * heads * (2 + again)
-    pairs = multiplied_pairs(equation, part, heads=heads)
-    if pairs is not None:
-        reading = 4 * mechanism.shape.head_width * heads * pairs * ((FORWARD + BACKWARD) / 2 + again)
+    multiplied = multiplied_pairs(equation, part, heads=heads)
+    if multiplied is not None:
+        reading = 4 * mechanism.shape.head_width * heads * multiplied * ((FORWARD + BACKWARD) / 2 + again)
         # Each of its two passes backward makes the probabilities for itself.
-        exponentials = heads * pairs * (3 + again)
+        exponentials = heads * multiplied * (3 + again)
     return AttentionWork(
         reading=reading,
         # A selection has no gradient. What weighs keys has one, which takes twice the forward work.

@@ -85,4 +85,5 @@ def tiles_of_spans(spans: Sequence[Span], keys: int, tile: int) -> tuple[Tensor,
 
 def by_tile(ends: Tensor, tile: int) -> Tensor:
     """[B, T] as [B, R, tile], filled up with zeros."""
-    return F.pad(ends, (0, -ends.shape[1] % tile)).unflatten(1, (-1, tile))
+    filled = F.pad(ends, (0, -ends.shape[1] % tile))
+    return filled.view(len(filled), -1, tile)

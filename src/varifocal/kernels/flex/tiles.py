@@ -58,7 +58,7 @@ def make_tiles(reading: Reading, *, at_end: bool, backward: bool) -> Tiles:
     said = None if at_end else fingerprint(reading.sets)
     if said is None:
         return fresh_tiles(reading, at_end=at_end, backward=backward)
-    listed: dict[Hashable, tuple[Tensor, Tiles]] = LISTED.setdefault(reading.position, {})
+    listed: dict[Hashable, tuple[Tensor, Tiles]] = LISTED.setdefault(reading.position, {})  # type: ignore[no-untyped-call]
     # Numbers that were changed in place since are others.
     versions = (reading.position._version, reading.start._version)
     sizes = (reading.q.shape[2], reading.k.shape[2])
