@@ -136,7 +136,7 @@ def test_limits_name_what_a_step_waits_for() -> None:
         assert sum(found.limits.values()) == pytest.approx(1)
         assert list(found.limits.values()) == sorted(found.limits.values(), reverse=True)
     assert next(iter(shares["sparse_geometric"])) == "exponentials"
-    assert shares["dense"]["exponentials"] < 0.2 < shares["dense"]["attention's products"]
+    assert shares["dense"]["exponentials"] < 0.2 < shares["dense"]["attention"]
 
 
 def test_a_gpu_multiplies_whole_tiles() -> None:

@@ -15,8 +15,9 @@ from varifocal.plan.hardware import Precision
 from varifocal.plan.step_cost import Execution, MicroBatch, StepWork, memory_by_part, step_work
 from varifocal.results.hardware import Assumptions, Hardware
 
-LIMITS = ("matrix units", "memory", "attention's products", "exponentials", "ranking and weighing", "Python", "network")
-"""What a step may wait for. Attention reaches less of the matrix units than other products, and stands alone."""
+LIMITS = ("matrix units", "memory", "attention", "exponentials", "selection", "Python", "network")
+"""What a step may wait for. Attention's products reach less of the matrix units than others, and stand alone; selection
+is all that decides which keys are read and how much they count."""
 LARGEST_MICRO_BATCH = 64
 """More rows than this at once do not make a step faster."""
 
@@ -237,12 +238,12 @@ def limits_of(
         found["memory" if moved / moving > operations / multiplying else "matrix units"] += seconds[name]
     # The parts of attention follow one after another; what a measured machine takes for them is not told apart.
     parts = {
-        "attention's products": work.reading / (peak * given.attention),
-        "ranking and weighing": work.rating / (peak * given.selection),
+        "attention": work.reading / (peak * given.attention),
+        "selection": work.rating / (peak * given.selection),
         "exponentials": work.exponentials / (hardware.exponentials * given.exponentials),
     }
     if hardware.measured:
-        parts = {"attention's products": 1.0}
+        parts = {"attention": 1.0}
     for name, part in parts.items():
         found[name] += seconds["attention"] * part / sum(parts.values())
     found["memory"] += seconds["other operators"] + seconds["optimizer"]
