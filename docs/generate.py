@@ -42,6 +42,9 @@ from varifocal.report.model_bench import model_table
 from varifocal.report.papers import papers_page
 from varifocal.report.plan_check import error_table, plan_table
 from varifocal.report.retrofit import retrofit_table
+from varifocal.report.serving_bench import capacity_table, settings_sentence
+from varifocal.report.serving_bench import speed_table as serving_table
+from varifocal.report.serving_bench_plot import plot_serving_bench
 from varifocal.report.table import markdown
 from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.conformance import read_conformance
@@ -51,6 +54,7 @@ from varifocal.results.focus import FocusMeasure
 from varifocal.results.model_bench import ModelBench
 from varifocal.results.plan_check import PlanCheck
 from varifocal.results.retrofit import RetrofitResult
+from varifocal.results.serving_bench import ServingBench
 from varifocal.statistics.comparison import Comparison, read_comparison
 
 TOP = Path(__file__).parent.parent
@@ -247,6 +251,20 @@ def decoding(bench: DecodeBench) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def serving(bench: ServingBench) -> str:
+    """The tables of `varifocal bench serving`, with its command."""
+    shared = bench.environment
+    told = (
+        f"`{shared.command}`, commit {shared.commit}, {shared.threads} threads of {shared.processor}. "
+        f"{settings_sentence(bench)}."
+    )
+    tables = [
+        capacity_table(bench),
+        *(serving_table(bench, one) for one in dict.fromkeys(row.setting for row in bench.rows)),
+    ]
+    return "\n\n".join([told, *map(markdown, tables)])
+
+
 def narrow_loss(bench: DecodeBench) -> str:
     """What int8 weights cost on a text, with the command; its speeds are not told, which took few tokens."""
     shared = bench.environment
@@ -437,11 +455,16 @@ def main() -> None:
     for block, write in {"decode-loss": narrow_loss}.items():
         if (file := TOP / f"results/{block.replace('-', '_')}.json").exists():
             speeds = fill(speeds, block, write(DecodeBench.read(file)))
+    served = TOP / "docs/serving.md"
+    answered = served.read_text(encoding="utf-8")
+    if (asked := TOP / "results/serving.json").exists():
+        answered = fill(answered, "serving", serving(ServingBench.read(asked)))
     pages = {readme: filled, promises: kept, backends: evaluated, log: told, scaling: planned, decoded: speeds}
     recipes = TOP / "docs/recipes.md"
     pages[recipes] = fill(recipes.read_text(encoding="utf-8"), "claims", expected_runs(TOP / "configs/gpu/papers.toml"))
     found = {file.parent.name: read_comparison(file) for file in sorted((TOP / "results").glob("*/comparison.json"))}
     pages[TOP / "docs/papers.md"] = papers_page(found, command="make docs")
+    pages[served] = answered
     if "--check" in sys.argv:
         stale = [page.name for page, text in pages.items() if not is_same(page, text)]
         sys.exit(f"{' and '.join(stale)} not what results/ say; run make docs" if stale else 0)
@@ -451,6 +474,8 @@ def main() -> None:
         plot_attention_bench(AttentionBench.read(measured), TOP / "docs/pictures/attention_bench.png")
     if timed.exists():
         plot_decode_bench(DecodeBench.read(timed), TOP / "docs/pictures/decode.png")
+    if asked.exists():
+        plot_serving_bench(ServingBench.read(asked), TOP / "docs/pictures/serving.png")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
 
 

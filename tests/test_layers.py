@@ -130,7 +130,7 @@ def test_heavy_packages_are_imported_only_by_the_layer_that_uses_them(path: Path
         "pyarrow": {"data"},
         "tokenizers": {"data"},
         "huggingface_hub": {"data", "model", "retrofit", "serving", "training"},
-        "vllm": {"serving"},
+        "vllm": {"serving", "bench"},
         "accelerate": {"training"},
         "tensorboard": {"training"},
         "zstandard": {"data"},

@@ -43,16 +43,21 @@ def status_fields() -> dict[str, int]:
 
 
 def in_own_process(
-    module: str, task: dict[str, object], *, timeout: float, environment: Mapping[str, str] | None = None
+    module: str,
+    task: dict[str, object],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    python: str | None = None,
 ) -> dict[str, object]:
     """Run `python -m module` with the task as JSON on its standard input, and read JSON from its last line.
 
-    `environment` is laid over this process's own.
+    `environment` is laid over this process's own; `python` is the interpreter, None for this one.
 
     ValueError with the process's own last words if it fails.
     """
     process = subprocess.run(
-        [sys.executable, "-m", module],
+        [python or sys.executable, "-m", module],
         input=json.dumps(task),
         capture_output=True,
         text=True,

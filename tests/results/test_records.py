@@ -22,6 +22,7 @@ from varifocal.results.model_bench import ModelBench
 from varifocal.results.plan_check import PlanCheck
 from varifocal.results.record import Record, maybe, named
 from varifocal.results.retrofit import RetrofitResult, RetrofitRun
+from varifocal.results.serving_bench import ServingBench
 
 RESULTS = Path(__file__).parents[2] / "results"
 COMMITTED: list[tuple[type[FileRecord], Path]] = [
@@ -35,6 +36,7 @@ COMMITTED: list[tuple[type[FileRecord], Path]] = [
         (RetrofitResult, "retrofit_*.json"),
         (ClientRuns, "clients.json"),
         (SuiteRuns, "hf_suite.json"),
+        (ServingBench, "serving.json"),
     )
     for path in sorted(RESULTS.glob(pattern))
 ]
