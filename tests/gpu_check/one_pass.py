@@ -1,18 +1,23 @@
 """The triton backend: its kernels run in the interpreter as they are, behind attend; and all that it ships, to compile.
 
-`python -m tests.gpu_check.one_pass` prints what each kernel takes of each GPU.
+`python -m tests.gpu_check.one_pass compile` prints what each kernel takes of each GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
+import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tests.gpu_check.ahead import Kernel
-from tests.gpu_check.gpus import Gpu
+from tests.gpu_check.ahead import Kernel, compile_kernel
+from tests.gpu_check.gpus import GPUS, Gpu
 
 
 def install() -> None:
@@ -29,7 +34,7 @@ class Call:
     documents: bool = False
 
 
-HEADS, KEY_HEADS, LENGTH = 12, 4, 8192
+HEADS = 12
 
 
 def calls() -> tuple[Call, ...]:
@@ -48,59 +53,98 @@ def calls() -> tuple[Call, ...]:
     )
 
 
+Choose = Callable[..., Any]
+"""As `tiles.tile_of`."""
+
+
 def kernels(
-    gpu: Gpu, *, widths: tuple[int, ...] = (64, 128), kinds: tuple[str, ...] = ("bf16",), choose: Any = None
+    gpu: Gpu,
+    *,
+    widths: tuple[int, ...] = (64, 128),
+    kinds: tuple[str, ...] = ("bf16",),
+    choose: Choose | None = None,
 ) -> Iterator[Kernel]:
     """Every kernel that is shipped for a GPU, for heads of some widths and numbers of some types."""
     from varifocal.kernels.triton import backward, forward
-    from varifocal.kernels.triton.arrangement import arrange
-    from varifocal.kernels.triton.tiles import tile_of
 
     functions = {"forward": forward.forward, "queries": backward.backward_queries, "keys": backward.backward_keys}
-    for width in widths:
-        for kind in kinds:
-            for call in calls():
-                arranged = arrange(call.branches())
-                for name, function in functions.items():
-                    bytes_each = 4 if kind == "fp32" else 2
-                    tile = (choose or tile_of)(name, width=width, bytes_each=bytes_each, capability=gpu.number)
-                    constants = {
-                        "D": width,
-                        "DP": width,
-                        "M": len(arranged.order),
-                        "KINDS": arranged.kinds,
-                        "LAYOUT": int(call.documents),
-                        "PRECISION": "ieee" if kind == "fp32" else "tf32",
-                        "BM": tile.queries,
-                        "BN": tile.keys,
-                    }
-                    absent = {"SINK", "SCALE", "POS", "GRAD_SCALE"}
-                    if name == "forward":
-                        constants["SAVE"] = True
-                        absent.discard("GRAD_SCALE")
-                    if not call.weighted:
-                        absent |= {"WEIGHTS"}
-                    if not call.documents:
-                        absent |= {"START", "SEEN"}
-                    if not arranged.soft:
-                        absent |= {"WIDTH", "GRAD_WIDTH"}
-                    names = function.arg_names
-                    constants |= dict.fromkeys((one for one in names if one in absent), None)
-                    types = signature(names, constants, kind)
-                    yield Kernel(
-                        name=f"{call.name}: {name}, {width}, {kind}",
-                        function=function,
-                        signature=types,
-                        constants=constants,
-                        warps=tile.warps,
-                        stages=tile.stages,
-                        tile=f"{tile.queries} queries x {tile.keys} keys",
-                        divisible=tuple(
-                            one
-                            for one, what in types.items()
-                            if what.startswith("*") or (one.startswith("s") and what == "i32")
-                        ),
-                    )
+    for width, kind, call in itertools.product(widths, kinds, calls()):
+        for name, function in functions.items():
+            yield kernel_of(name, function, call, gpu=gpu, width=width, kind=kind, choose=choose)
+        yield rows_of(backward.row_numbers, call, width=width, kind=kind)
+
+
+def kernel_of(
+    name: str, function: Any, call: Call, *, gpu: Gpu, width: int, kind: str, choose: Choose | None
+) -> Kernel:
+    """One of the three kernels that multiply matrices, as a call launches it."""
+    from varifocal.kernels.triton.tiles import tile_of
+
+    bytes_each = 4 if kind == "fp32" else 2
+    tile = (choose or tile_of)(
+        name, width=width, bytes_each=bytes_each, capability=gpu.number, documents=call.documents
+    )
+    constants = constants_of(call, width) | {
+        "PRECISION": "ieee" if kind == "fp32" else "tf32",
+        "BM": tile.queries,
+        "BN": tile.keys,
+    }
+    if name == "forward":
+        constants["SAVE"] = True
+    return finished(
+        f"{call.name}: {name}, {width}, {kind}", function, call, constants, kind=kind, warps=tile.warps,
+        stages=tile.stages, tile=f"{tile.queries} queries x {tile.keys} keys",
+    )  # fmt: skip
+
+
+def rows_of(function: Any, call: Call, *, width: int, kind: str) -> Kernel:
+    """The kernel of numbers of rows, before the others of a backward."""
+    from varifocal.kernels.triton.mixture import ROWS
+
+    constants = constants_of(call, width) | {"BM": ROWS}
+    return finished(
+        f"{call.name}: rows, {width}, {kind}", function, call, constants, kind=kind, warps=4, stages=3,
+        tile=f"{ROWS} queries",
+    )  # fmt: skip
+
+
+def constants_of(call: Call, width: int) -> dict[str, Any]:
+    """What all kernels of a call are compiled for."""
+    from varifocal.kernels.triton.arrangement import arrange
+
+    arranged = arrange(call.branches())
+    return {
+        "D": width,
+        "DP": width,
+        "M": len(arranged.order),
+        "KINDS": arranged.kinds,
+        "LAYOUT": int(call.documents),
+    }
+
+
+def finished(name: str, function: Any, call: Call, constants: dict[str, Any], *, kind: str, **shape: Any) -> Kernel:
+    """A kernel with the types of its arguments; those that the call does without are constants."""
+    absent = {"SINK", "GRAD_SINK", "SCALE", "POS", "GRAD_SCALE"}
+    if not call.weighted:
+        absent |= {"WEIGHTS", "GRAD_WEIGHTS"}
+    if not call.documents:
+        absent |= {"START", "SEEN"}
+    if not any(branch.soft for branch in call.branches()):
+        absent |= {"WIDTH", "GRAD_WIDTH"}
+    names = function.arg_names
+    constants = constants | dict.fromkeys((one for one in names if one in absent), None)
+    types = signature(names, constants, kind)
+    return Kernel(
+        name=name,
+        function=function,
+        signature=types,
+        constants=constants,
+        # Addresses and strides of heads whose width is a multiple of 16.
+        divisible=tuple(
+            one for one, what in types.items() if what.startswith("*") or (one.startswith("s") and what == "i32")
+        ),
+        **shape,
+    )
 
 
 FLOATS = {"WEIGHTS", "SINK", "SCALE", "WIDTH", "EDGES", "LOGSUMEXP", "NUMBERS", "GRAD_WIDTH", "GRAD_SCALE", "GRAD_SINK",
@@ -135,8 +179,38 @@ def main() -> int:
     cases = verbs.add_parser("cases", help="run cases that the backend honours, in the interpreter")
     cases.add_argument("names", nargs="*", help="all that it honours if none are given")
     cases.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    compiled = verbs.add_parser("compile", help="compile every kernel, and say what it takes")
+    compiled.add_argument("--gpu", action="append", choices=tuple(GPUS), help="several times; all if it is not given")
+    compiled.add_argument("--width", action="append", type=int, help="of a head, several times; default 64 and 128")
+    compiled.add_argument("--kind", default="bf16", choices=("bf16", "fp16", "fp32"))
+    compiled.add_argument("--json", type=Path, help="write the table to a file as well")
     options = parser.parse_args()
-    return interpret(options.names, options.dtype)
+    if options.verb == "cases":
+        return interpret(options.names, options.dtype)
+    found = compile_all(options.gpu or list(GPUS), tuple(options.width or (64, 128)), options.kind)
+    if options.json is not None:
+        beside = options.json.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(found, indent=1) + "\n")
+        beside.replace(options.json)
+    return 1 if any(one["blocks"] == 0 for one in found) else 0
+
+
+def compile_all(gpus: list[str], widths: tuple[int, ...], kind: str) -> list[dict[str, Any]]:
+    """A row for each kernel and GPU; a kernel that asks for more than the GPU has can run in 0 blocks."""
+    found = []
+    for name in gpus:
+        for kernel in kernels(GPUS[name], widths=widths, kinds=(kind,)):
+            usage = compile_kernel(kernel, GPUS[name])
+            row = {"gpu": name, "kernel": kernel.name, "tile": kernel.tile, "warps": kernel.warps}
+            row |= {"stages": kernel.stages, **dataclasses.asdict(usage), "shared_limit": GPUS[name].shared_memory}
+            row.pop("seconds")
+            found.append(row)
+            tell(
+                f"{name:7} {kernel.name:46} {kernel.tile:24} {kernel.warps} warps: {usage.registers:3} registers, "
+                f"{usage.spilled:5} bytes spilled, {usage.shared:6} of {GPUS[name].shared_memory} bytes shared, "
+                f"{usage.blocks} blocks, {usage.unit}, {usage.atomics} atomics"
+            )
+    return found
 
 
 def interpret(names: list[str], kind: str) -> int:

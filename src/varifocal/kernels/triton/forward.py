@@ -49,7 +49,8 @@ def read_tile(
     PRECISION: tl.constexpr,
 ):
     """One step of the online softmax, over the keys of a tile; scores are to the base of 2."""
-    k = load_rows(keys, first, S, sk, SEEN, BN, D, DP, MASKED)
+    # Of keys that nobody sees, which may hold NaN, scores are masked; values would be multiplied by 0.
+    k = load_rows(keys, first, S, sk, None, BN, D, DP, MASKED)
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
     if MASKED:
         j = first + tl.arange(0, BN)[None, :]

@@ -63,12 +63,15 @@ def precision(q: Tensor) -> str:
     return "ieee" if q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def tiling(kernel: str, q: Tensor) -> Tile:
+def tiling(kernel: str, q: Tensor, *, documents: bool) -> Tile:
     """The tile of a kernel on q's device."""
     if interpreted():
         return INTERPRETED[kernel]
     major, minor = torch.cuda.get_device_capability(q.device)
-    return tile_of(kernel, width=padded(q.shape[3]), bytes_each=q.element_size(), capability=10 * major + minor)
+    capability = 10 * major + minor
+    return tile_of(
+        kernel, width=padded(q.shape[3]), bytes_each=q.element_size(), capability=capability, documents=documents
+    )
 
 
 def options(tile: Tile) -> dict[str, int]:
@@ -137,7 +140,7 @@ def triton_mixture(
     q, k, v = rows_together(q), rows_together(k), rows_together(v)
     # The means of branches inside others are put down whether or not a backward needs them.
     kept = means if save and means.numel() else q.new_empty((len(limit) - 1, *q.shape))
-    tile = tiling("forward", q)
+    tile = tiling("forward", q, documents=start is not None)
     with on_device(q):
         forward.forward[(triton.cdiv(queries, tile.queries), heads, batch)](
             q, k, v, weights, sink, scale, width, *tables(arrangement, q.device), position, start, seen,
@@ -228,13 +231,13 @@ def triton_mixture_backward(
             grad, means, weights, sink, logsumexp, position, start, numbers, dweights, by_row[0],
             *strides(grad), *mean_strides, batch, heads, queries, keys, **compiled_for, BM=ROWS,
         )  # fmt: skip
-        tile = tiling("queries", q)
+        tile = tiling("queries", q, documents=start is not None)
         backward.backward_queries[(triton.cdiv(queries, tile.queries), heads, batch)](
             q, k, v, grad, weights, scale, width, sizes, edges, position, start, seen, numbers, dq, by_row[1], dwidth,
             *strides(q), *strides(k), *strides(v), *strides(grad), *strides(dq),
             batch, heads, key_heads, queries, keys, factor, **compiled_for, PRECISION=exact, **options(tile),
         )  # fmt: skip
-        tile = tiling("keys", q)
+        tile = tiling("keys", q, documents=start is not None)
         backward.backward_keys[(triton.cdiv(keys, tile.keys), key_heads, batch)](
             q, k, v, grad, scale, width, sizes, edges, position, start, seen, numbers, dk, dv,
             *strides(q), *strides(k), *strides(v), *strides(grad), *strides(dk), *strides(dv),
