@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CHECKED := src tests docs/ecosystem.py docs/generate.py docs/picture_of_explorer.py docs/site.py
 
-.PHONY: demo compare test lint types unit fuzz sanitize clients serving gpu-check hf-suite results docs site setup clean
+.PHONY: demo compare equal-time test lint types unit fuzz sanitize clients serving gpu-check hf-suite results docs site setup clean
 
 # A pretrained model that reads less. The model comes with a package; what that package needs
 # to run it itself is not installed.
@@ -15,6 +15,10 @@ compare: setup
 	$(BIN)/varifocal compare configs/compare.toml runs/compare --workers 2
 	$(BIN)/varifocal analyze runs/compare/cells/head_gated-seed0/model --data runs/compare/data --tokens 16384 --no-tables --threads 2
 	$(BIN)/varifocal report runs/compare --bench results/attention_bench.json
+
+# Three mechanisms with five seeds and the same processor time each, on long texts. About twenty minutes of two cores.
+equal-time: setup
+	$(BIN)/varifocal compare configs/cpu/equal_time.toml runs/equal_time_4096 --workers 2
 
 test: setup lint types unit sanitize
 

@@ -26,10 +26,13 @@ from varifocal.report.comparison_tables import (
     cost_legend,
     cost_table,
     loss_table,
+    millions,
     our_setting,
     recall_table,
     scaled_down,
     signed,
+    time_legend,
+    time_table,
     verdicts,
     with_interval,
 )
@@ -45,7 +48,7 @@ from varifocal.report.retrofit import retrofit_table
 from varifocal.report.serving_bench import capacity_table, settings_sentence
 from varifocal.report.serving_bench import speed_table as serving_table
 from varifocal.report.serving_bench_plot import plot_serving_bench
-from varifocal.report.table import markdown
+from varifocal.report.table import markdown, p_text
 from varifocal.results.attention_bench import AttentionBench
 from varifocal.results.conformance import read_conformance
 from varifocal.results.data_bench import DataBench
@@ -388,6 +391,33 @@ def fill(text: str, block: str, content: str) -> str:
     return f"{head}{begin}\n{content}\n{end}{tail}"
 
 
+def equal_time(results: Path) -> str:
+    """For each length of text: what every arm reached in the same processor time, with the command."""
+    files = sorted(results.glob("equal_time_*/comparison.json"), key=lambda file: int(file.parent.name.split("_")[-1]))
+    table, told = [["texts of", "", "tokens read", "validation loss", "against dense", "p (Holm)"]], []
+    for file in files:
+        comparison = read_comparison(file)
+        for result in comparison.results:
+            difference = result.difference_at_time
+            assert result.tokens is not None
+            table.append([
+                f"{comparison.setting.length:,}",
+                f"`{result.name}`",
+                millions(round(result.tokens.mean)),
+                with_interval(result.loss_at_time),
+                "baseline" if difference is None else signed(difference),
+                "" if difference is None else p_text(result.adjusted_p_at_time),
+            ])  # fmt: skip
+        told.append(
+            f"{our_setting(comparison)}: `{comparison.command}`, commit {comparison.record.environment.commit}."
+        )
+    shown = (
+        "Mean over seeds ± half of the 95 % interval, differences paired by seed. Processor time is that of training "
+        "alone, on one thread."
+    )
+    return "\n\n".join([markdown(table), " ".join([shown, *told])])
+
+
 def is_same(page: Path, text: str) -> bool:
     """Whether the page holds this text."""
     return page.exists() and text == page.read_text(encoding="utf-8")
@@ -401,6 +431,8 @@ def comparison_block(comparison: Comparison) -> str:
         markdown(loss_table(comparison)),
         "\n".join(f"- {sentence}" for sentence in verdicts(comparison)),
     ]
+    if comparison.setting.seconds is not None and (times := time_table(comparison)) is not None:
+        parts += [markdown(times), time_legend(comparison)]
     if (recall := recall_table(comparison)) is not None:
         parts.append(markdown(recall))
     return "\n\n".join([*parts, markdown(cost_table(comparison)), cost_legend(comparison)])
@@ -417,6 +449,8 @@ def experiments(results: Path) -> dict[str, str]:
         blocks["data"] = markdown(reading_table(DataBench.read(file)))
     if (file := results / "retrofit_smollm2.json").exists():
         blocks["retrofit"] = markdown(retrofit_table(RetrofitResult.read(file)))
+    if (file := results / "equal_time_rates.json").exists():
+        blocks["equal_time_rates"] = markdown(loss_table(read_comparison(file)))
     for file in sorted(results.glob("*/comparison.json")):
         blocks[file.parent.name] = comparison_block(read_comparison(file))
     return blocks
@@ -437,6 +471,8 @@ def main() -> None:
     if (focused := TOP / "results/focus_smollm2_first.json").exists():
         filled = fill(filled, "focus", focus(focused))
     filled = fill(filled, "mechanisms", field(TOP / "results"))
+    compared_in_time = equal_time(TOP / "results")
+    filled = fill(filled, "equal-time", compared_in_time)
     whole, compared = TOP / "results/model_bench_2048.json", TOP / "results/fineweb/comparison.json"
     if whole.exists() and compared.exists():
         filled = fill(filled, "results", summary(ModelBench.read(whole), read_comparison(compared)))
@@ -460,6 +496,8 @@ def main() -> None:
     if (asked := TOP / "results/serving.json").exists():
         answered = fill(answered, "serving", serving(ServingBench.read(asked)))
     pages = {readme: filled, promises: kept, backends: evaluated, log: told, scaling: planned, decoded: speeds}
+    guide = TOP / "docs/comparison.md"
+    pages[guide] = fill(guide.read_text(encoding="utf-8"), "equal-time", compared_in_time)
     recipes = TOP / "docs/recipes.md"
     pages[recipes] = fill(recipes.read_text(encoding="utf-8"), "claims", expected_runs(TOP / "configs/gpu/papers.toml"))
     found = {file.parent.name: read_comparison(file) for file in sorted((TOP / "results").glob("*/comparison.json"))}

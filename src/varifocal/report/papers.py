@@ -156,7 +156,8 @@ def papers_page(comparisons: Comparisons, *, command: str) -> str:
         "# The papers' claims, one by one",
         f"Made by `{command}`; nothing on this page is typed. Differences are in validation loss, nats a token; below "
         "0 is better. Ours are paired by seed, with the 95 % interval by Student's t. Of several comparisons the "
-        "largest with an interval stands here: parameters times tokens, at equal tokens, on text.",
+        "largest with an interval stands here: parameters times tokens, at equal tokens, on text. "
+        "Each interval stands for itself: of nine, one in about three such pages misses by chance.",
         markdown(shown),
         "An interval holds for its own scale. Models a hundred times smaller, on a few thousandths of the tokens or "
         "less, neither confirm nor refute a paper: inside says that the claim would not surprise here, outside that an "
