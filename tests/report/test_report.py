@@ -329,6 +329,22 @@ def test_unfinished_run_is_shown_and_called_unfinished(tmp_path: Path) -> None:
     assert "One seed: nothing can be concluded" in words
 
 
+def test_flat_traces_are_told_in_a_sentence(tmp_path: Path) -> None:
+    run = write_folder(tmp_path / "out", {"dense": [5.0]}) / "cells" / "dense-seed0"
+    moving = numpy.linspace(0.2, 0.8, 12).reshape(3, 2, 2)
+    arrays = {"gate_mean": moving, "gate_saturated": numpy.zeros((3, 2, 2)), "gate_gradient": moving}
+    numpy.savez(run / "gates.npz", step=numpy.array([1, 5, 10]), **arrays)
+    page = page_of(run)
+    assert "share below 0.05 or above 0.95 is 0 in every layer and head, at every step" in Page(page).words
+    assert "_gate_saturated" not in page
+    assert "_gate_mean" in page
+    # Where texts are no longer than the window, gates decide nothing and are NaN.
+    numpy.savez(run / "gates.npz", step=numpy.array([1, 5, 10]), gate_mean=numpy.full((3, 2, 2), numpy.nan))
+    words = Page(page_of(run)).words
+    assert "The gates decide nothing here: near and far branch read the same keys" in words
+    assert "There are no gates to show" not in words
+
+
 def test_single_run_is_shown(tmp_path: Path) -> None:
     run = write_folder(tmp_path / "out", {"dense": [5.0]}) / "cells" / "dense-seed0"
     words = Page(page_of(run)).words

@@ -20,22 +20,48 @@ OVER_TRAINING = {
     "distance_mean": ("Distance of selected keys over training", "tokens"),
 }
 """Title and axis of each trace that is shown by layer."""
+FLAT = 0.01
+"""The range of a trace, against its largest value, below which a figure would show a straight line."""
 
 
-def gate_figures(arm: str, runs: list[RunFiles], command: str | None = None) -> list[Figure]:
-    """The figures of an arm's traces, averaged over its seeds; `command` made the traces, by default the runs' own."""
+def gate_figures(arm: str, runs: list[RunFiles], command: str | None = None) -> tuple[list[Figure], list[str]]:
+    """The figures of an arm's traces, averaged over its seeds, and sentences in place of those that would be flat.
+
+    Args:
+        arm: its name.
+        runs: of all seeds.
+        command: what made the traces; by default what made the runs.
+    """
     traces = mean_traces([run.traces for run in runs if run.traces])
     if not traces:
-        return []
+        return [], []
     command = command or next(run.command for run in runs if run.traces)
     seeds = sum(bool(run.traces) for run in runs)
-    figures = []
+    figures, sentences = [], []
     if "gate_mean" in traces:
+        if not numpy.isfinite(traces["gate_mean"][-1]).any():
+            return [], ["The gates decide nothing here: near and far branch read the same keys in all texts."]
         figures.append(map_figure(arm, traces, seeds, command))
     for name in OVER_TRAINING:
-        if name in traces:
+        if name not in traces or not numpy.isfinite(traces[name]).any():
+            continue
+        if (sentence := flat_sentence(name, traces)) is not None:
+            sentences.append(sentence)
+        else:
             figures.append(training_figure(arm, name, traces, seeds, command))
-    return figures
+    return figures, sentences
+
+
+def flat_sentence(name: str, traces: dict[str, NDArray[numpy.float64]]) -> str | None:
+    """What a trace is that hardly moves, or was recorded once; None for one that is worth a figure."""
+    values = traces[name]
+    least, most = float(numpy.nanmin(values)), float(numpy.nanmax(values))
+    title, axis = OVER_TRAINING[name]
+    if most - least <= FLAT * max(abs(least), abs(most)):
+        return f"{title}: {axis} is {most:.3g} in every layer and head, at every step."
+    if len(traces["step"]) == 1:
+        return f"{title}: {axis} is between {least:.3g} and {most:.3g} at step {int(traces['step'][0])}, the only one."
+    return None
 
 
 def mean_traces(every: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[numpy.float64]]:

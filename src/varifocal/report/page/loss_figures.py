@@ -110,8 +110,8 @@ def end_figure(comparison: Comparison, command: str) -> Figure:
 
 
 def run_figure(run: RunFiles) -> Figure | None:
-    """The validation loss of a single run; None before its first validation."""
-    if not run.curve:
+    """The validation loss of a single run; None before its second validation."""
+    if len(run.curve) < 2:
         return None
     with canvas(6.4, 3.6) as (figure, axes):
         tokens, losses = [one / 1e6 for one, _ in run.curve], [loss for _, loss in run.curve]

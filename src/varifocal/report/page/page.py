@@ -152,7 +152,8 @@ def section_of(source: Source) -> Section:
     else:
         (run,) = source.every_run()
         figure = run_figure(run)
-        section.parts.append(Part("Loss", figures=() if figure is None else (figure,)))
+        if figure is not None:
+            section.parts.append(Part("Loss", figures=(figure,)))
     add_gates(section, source)
     add_analyses(section, source)
     return section
@@ -221,9 +222,12 @@ def add_gates(section: Section, source: Source) -> None:
     parts: list[Part] = []
     command = None if source.comparison is None else source.comparison.command
     for arm, runs in source.runs.items():
-        figures = guarded(section, f"the gates of {arm}", partial(gate_figures, arm, runs, command))
-        if figures:
-            parts.append(Part(f"Gates of {arm} over training", figures=tuple(figures), folded=len(parts) > 1))
+        made = guarded(section, f"the gates of {arm}", partial(gate_figures, arm, runs, command))
+        if made is not None and any(made):
+            figures, sentences = made
+            parts.append(
+                Part(f"Gates of {arm} over training", tuple(sentences), figures=tuple(figures), folded=len(parts) > 1)
+            )
     if not parts and source.runs:
         section.notes.append("There are no gates to show: no run here left traces of gates, widths or selections.")
     section.parts += parts
