@@ -332,7 +332,7 @@ def test_unfinished_run_is_shown_and_called_unfinished(tmp_path: Path) -> None:
 def test_flat_traces_are_told_in_a_sentence(tmp_path: Path) -> None:
     run = write_folder(tmp_path / "out", {"dense": [5.0]}) / "cells" / "dense-seed0"
     moving = numpy.linspace(0.2, 0.8, 12).reshape(3, 2, 2)
-    arrays = {"gate_mean": moving, "gate_saturated": numpy.zeros((3, 2, 2)), "gate_gradient": moving}
+    arrays: dict[str, Any] = {"gate_mean": moving, "gate_saturated": numpy.zeros((3, 2, 2)), "gate_gradient": moving}
     numpy.savez(run / "gates.npz", step=numpy.array([1, 5, 10]), **arrays)
     page = page_of(run)
     assert "share below 0.05 or above 0.95 is 0 in every layer and head, at every step" in Page(page).words
