@@ -69,7 +69,19 @@ def stacked(below: str, above: str) -> Callable[[int], list[str]]:
     return lambda layers: [below if layer < layers // 2 else above for layer in range(layers)]
 
 
+def mostly(often: str, seldom: str, *, every: int) -> Callable[[int], list[str]]:
+    """The second mechanism in every so many layers and in the last one, the first in all others."""
+    return lambda layers: [
+        seldom if layer % every == every - 1 or layer == layers - 1 else often for layer in range(layers)
+    ]
+
+
 HYBRIDS = (
+    NamedAblation(
+        name="hybrid.three_to_one",
+        question="three local layers to one dense layer, the last one dense: the common hybrid",
+        layers=mostly("local", "dense", every=4),
+    ),
     NamedAblation(
         name="hybrid.local_dense", question="local and dense layers in turn", layers=alternating("local", "dense")
     ),

@@ -17,6 +17,7 @@ from varifocal.attention.memories import Remembered
 from varifocal.attention.weights import unit_values
 from varifocal.equations.layout import Layout
 from varifocal.model.config import VarifocalConfig
+from varifocal.model.head_outputs import head_outputs
 from varifocal.model.memory_layer import LayerOfCache
 from varifocal.model.steps import normed_and_rotated, projected
 
@@ -35,6 +36,7 @@ class VarifocalAttention(Qwen3Attention):
             self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
         name, options = config.layer_mechanism(layer_idx)
         self.mechanism = make_mechanism(name, config.head_shape(), **options)
+        self.head_outputs = head_outputs(config)
         if type(self.mechanism).reset_parameters is Mechanism.reset_parameters:
             # It starts as it was built, and transformers would give its parts a start of their own.
             for part in self.mechanism.modules():
@@ -67,8 +69,9 @@ class VarifocalAttention(Qwen3Attention):
         if output_attentions:
             remembered = None if memory is None else memory.remembered
             weights = weights_of_keys(attended, q, remembered or Remembered(k, v), layout)
+        output = attended.output if self.head_outputs is None else self.head_outputs(x, v, attended.output)
         # [B, T, H D]: a view, since the kernels keep the layout of q.
-        return replace(attended, output=projected(self.o_proj, attended.output.transpose(1, 2).flatten(2))), weights
+        return replace(attended, output=projected(self.o_proj, output.transpose(1, 2).flatten(2))), weights
 
     def by_head(self, projected: Tensor) -> Tensor:
         """[B, T, * D] as [B, T, *, D]."""

@@ -55,6 +55,11 @@ class VarifocalConfig(Qwen3Config):
     qkv_bias: bool = False
     """Biases of the query, key and value projections, as in Qwen2. `attention_bias` adds the output's to them."""
 
+    output_gate: int = 0
+    """Dimensions of a layer's input that a gate on each head's output reads; 0 for no such gate."""
+    remove_own_value: bool = False
+    """Whether each head learns a share of the token's own value that is taken from its output."""
+
     weights: dict[str, Any] | None = None
     """How the weights of all products are held, as {"kind": "int8", "group": 32}; None for plain numbers."""
 
@@ -130,7 +135,10 @@ def check_heads(config: VarifocalConfig) -> None:
     pad = config.pad_token_id
     if pad is not None and not -config.vocab_size <= pad < config.vocab_size:
         raise ValueError(f"pad_token_id must be below the vocab_size {config.vocab_size}, got {reprlib.repr(pad)}")
-    for name in ("qk_norm", "qkv_bias"):
+    gate = config.output_gate
+    if not isinstance(gate, int) or isinstance(gate, bool) or not 0 <= gate <= config.hidden_size:
+        raise ValueError(f"output_gate must be between 0 and the hidden_size {config.hidden_size}, got {gate!r}")
+    for name in ("qk_norm", "qkv_bias", "remove_own_value"):
         if not isinstance(getattr(config, name), bool):
             raise ValueError(f"{name} must be True or False, got {getattr(config, name)!r}")
     if config.attention_dropout:

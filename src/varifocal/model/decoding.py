@@ -271,6 +271,8 @@ def may_be_decoded(model: VarifocalModel) -> bool:
     layer: Any
     for layer in model.layers:
         attention = layer.self_attn
+        if attention.head_outputs is not None:
+            return False
         plain: list[tuple[nn.Module, type[nn.Module]]] = [(attention, VarifocalAttention), (layer.mlp, Qwen3MLP)]
         plain += [(one, NarrowLinear if type(one) is NarrowLinear else nn.Linear) for one in linears_of(layer)]
         plain += [(one, Qwen3RMSNorm) for one in norms_of(layer)]

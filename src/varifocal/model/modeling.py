@@ -29,6 +29,7 @@ from varifocal.model.bare import is_bare
 from varifocal.model.config import VarifocalConfig
 from varifocal.model.decoding import find_decoder
 from varifocal.model.head import head_cross_entropy, kept_tokens, logits_of
+from varifocal.model.head_outputs import HeadOutputs
 from varifocal.model.late_logits import LateLogits
 from varifocal.model.layout import documents_of_labels, lay_out_text
 from varifocal.model.loss import IGNORED, next_token_labels
@@ -90,6 +91,9 @@ class VarifocalPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """transformers' own start for what is Qwen's, the mechanisms' own for theirs; loaded values stay."""
+        if isinstance(module, HeadOutputs):
+            module.reset_parameters()
+            return
         if not isinstance(module, Mechanism):
             super()._init_weights(module)
             return

@@ -67,6 +67,8 @@ def plan_heads(config: Any, *, ranks: int = 1) -> tuple[LayerPlan, ...]:
             "vLLM serves plain numbers, and this model holds int8 weights; load it with weights='float32' and save "
             "it again"
         )
+    if config.output_gate or config.remove_own_value:
+        raise UnservableError("vLLM serves the outputs of heads as they are; output_gate and remove_own_value are not")
     layers = [config.layer_mechanism(layer) for layer in range(config.num_hidden_layers)]
     shape = config.head_shape()
     described = json.dumps([[name, options] for name, options in layers])
