@@ -42,6 +42,7 @@ from varifocal.retrofit.focus.duo import duo_distance, fit_duo
 from varifocal.retrofit.focus.fit import FitPlan, FitStep, expected_share, fit_gates, hard_concrete
 from varifocal.retrofit.focus.focusing import Focusing, focused_model, open_dense
 from varifocal.retrofit.focus.gates import GatedModel, InputGates
+from varifocal.retrofit.focus.ruler import RulerRow, ruler_answer
 from varifocal.retrofit.focus.texts import MEASURED, Library, fit_rows, question_rows
 
 PLAN = FitPlan(window=6, sinks=2, lengths=(48, 64), steps=8, rate=0.4, facts=1)
@@ -126,6 +127,17 @@ def test_map_is_what_the_focused_model_reads(source: Path) -> None:
         wanted = opened.gated.hidden(tokens)
         found = focused_model(opened.source, full, PLAN).model(input_ids=tokens, use_cache=False).last_hidden_state
     torch.testing.assert_close(found, wanted)
+
+
+def test_mapped_model_says_what_the_focused_model_says(source: Path) -> None:
+    opened = open_dense(source, PLAN)
+    full = keep_at_random(opened.gated.layers, opened.gated.kv_heads, 2, seed=3)
+    row = RulerRow(words(40, 5), ("w1",), 8)
+    with opened.gated.by_map(full):
+        said = ruler_answer(opened.gated.model, opened.tokenizer, row)
+    assert said == ruler_answer(focused_model(opened.source, full, PLAN), opened.tokenizer, row)
+    with opened.gated.by_map([[False] * opened.gated.kv_heads] * opened.gated.layers):
+        assert said != ruler_answer(opened.gated.model, opened.tokenizer, row)
 
 
 def test_weights_stay_and_a_penalty_closes_gates(source: Path, library: Library) -> None:

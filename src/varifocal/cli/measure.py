@@ -43,6 +43,11 @@ RivalShares = Annotated[
         help="The shares at which chance and whole layers are measured too; empty for none. Default: --shares."
     ),
 ]
+RandomMaps = Annotated[int, typer.Option(min=1, help="How many maps by chance are measured at each of --rivals-at.")]
+Ruler = Annotated[
+    int, typer.Option(min=0, help="Questions of each of RULER's tasks that need no data; wants lm-eval. 0 for none.")
+]
+RulerLengths = Annotated[str, typer.Option(help="Tokens of RULER's texts.")]
 Speed = Annotated[str, typer.Option(help="Time prefill and decoding after prompts of these lengths; empty for none.")]
 
 
@@ -53,12 +58,15 @@ def measure(
     also: Also = None,
     shares: Shares = "0.5,0.3333,0.25",
     rivals_at: RivalShares = None,
+    random_maps: RandomMaps = 1,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a text.")] = 2048,
     documents: Annotated[int, typer.Option(min=0, help="How many texts of each source; 0 for none.")] = 16,
     questions: Annotated[int, typer.Option(min=0, help="Facts to ask for at each length; 0 for none.")] = 30,
     fact_lengths: Annotated[str, typer.Option(help="Tokens of the texts with facts.")] = "1024,2048",
     curve: Annotated[int, typer.Option(min=0, help="Dense's own loss by position up to here; 0 for none.")] = 0,
     curve_documents: Annotated[int, typer.Option(min=1, help="Texts of each source for --curve.")] = 8,
+    ruler: Ruler = 0,
+    ruler_lengths: RulerLengths = "2048",
     caches: Annotated[str, typer.Option(help="Measure caches of these lengths; empty for none.")] = "2048,4096,8192",
     speed: Speed = "",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of --speed, in which all take turns.")] = 2,
@@ -89,6 +97,7 @@ def measure(
         length=length, documents=documents, questions=questions, fact_lengths=parse_lengths(fact_lengths),
         shares=parse_shares(shares), rival_shares=parse_shares(shares if rivals_at is None else rivals_at),
         curve_length=curve, curve_documents=curve_documents, seed=seed,
+        random_maps=random_maps, ruler=ruler, ruler_lengths=parse_lengths(ruler_lengths),
     )  # fmt: skip
     lengths = [parse_lengths(given) if given else () for given in (caches, speed)]
     use_threads(threads)
@@ -123,12 +132,13 @@ def run(
 
 def show(console: Console, result: FocusMeasure) -> None:
     """Print all tables that have rows."""
-    from varifocal.report.focus import cache_table, curve_table, fact_table, loss_table, speed_table
+    from varifocal.report.focus import cache_table, curve_table, fact_table, loss_table, ruler_table, speed_table
 
     for title, table in (
         ("dense: loss by position", curve_table(result)),
         ("loss against dense, 95 % intervals over documents", loss_table(result)),
         ("facts found of those that dense finds, and where they stood", fact_table(result)),
+        ("RULER, with 95 % intervals over questions", ruler_table(result)),
         ("cache, and what is alive in a request against dense", cache_table(result)),
         ("speed", speed_table(result)),
     ):

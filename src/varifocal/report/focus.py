@@ -109,6 +109,22 @@ def fact_table(result: FocusMeasure) -> Table:
     return table
 
 
+def ruler_table(result: FocusMeasure) -> Table:
+    """The share of right answers in RULER's tasks, with 95 % intervals of what was lost over questions."""
+    table = [["heads by", "keep", "task", "tokens", "questions", "right", "against dense"]]
+    for row in result.ruler:
+        dense = next(
+            (one for one in result.ruler if (one.name, one.task, one.length) == (DENSE, row.task, row.length)), None
+        )
+        count = len(row.scores) if dense is None else min(len(row.scores), len(dense.scores))
+        against = ""
+        if dense is not None and row is not dense:
+            against = told(paired_difference(row.scores[:count], dense.scores[:count]))
+        right = sum(row.scores[:count]) / count
+        table.append([row.name, f"{row.keep:.2f}", row.task, str(row.length), str(count), f"{right:.2f}", against])
+    return table
+
+
 def cache_table(result: FocusMeasure) -> Table:
     """Megabytes of the cache and their share of dense, and the footprint of a request."""
     dense = next((row for row in result.caches if row.name == DENSE), None)

@@ -90,6 +90,19 @@ class MapFacts(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MapRuler(Record):
+    """How a map does at one of RULER's tasks, question by question, the same ones for all maps."""
+
+    name: str
+    keep: float
+    task: str
+    length: int
+    heads: str
+    scores: tuple[float, ...]
+    """For each question, the share of what was asked for that the answer holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MapCache(Record):
     """The memory of a request, measured on the caches themselves."""
 
@@ -138,6 +151,7 @@ class FocusMeasure(FileRecord):
     """Of the facts and of the random maps."""
     losses: tuple[MapLosses, ...] = ()
     facts: tuple[MapFacts, ...] = ()
+    ruler: tuple[MapRuler, ...] = ()
     caches: tuple[MapCache, ...] = ()
     speeds: tuple[MapSpeed, ...] = ()
     environment: Environment | None = maybe()

@@ -18,6 +18,7 @@ from varifocal.retrofit.focus.comparison import (
     Texts,
     contestants,
     fresh_result,
+    measure_ruler,
     measure_texts,
     no_kinds,
     open_measured,
@@ -72,6 +73,8 @@ def measure_focused(
     add_speeds(journal, opened, maps, parts, on_count=on_count)
     if sources:
         measure_texts(opened, maps, sources, wanted, journal, kinds=kinds, on_count=on_count)
+    if wanted.ruler:
+        measure_ruler(opened, maps, wanted, journal, on_count=on_count)
     return journal.result
 
 

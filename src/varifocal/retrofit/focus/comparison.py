@@ -13,7 +13,7 @@ from torch import Tensor
 
 from varifocal.environment import environment
 from varifocal.model import load_model
-from varifocal.results.focus import FocusMap, FocusMeasure, MapFacts, MapLosses
+from varifocal.results.focus import FocusMap, FocusMeasure, MapFacts, MapLosses, MapRuler
 from varifocal.retrofit.focus.decide import (
     Map,
     heads_of_share,
@@ -26,6 +26,7 @@ from varifocal.retrofit.focus.fit import FitPlan
 from varifocal.retrofit.focus.focusing import Opened, open_dense
 from varifocal.retrofit.focus.gates import GatedModel
 from varifocal.retrofit.focus.measure import facts_found, loss_by_position, questions
+from varifocal.retrofit.focus.ruler import TASKS, RulerRow, require_lm_eval, ruler_answer, ruler_rows, ruler_score
 from varifocal.retrofit.focus.texts import FactRow, Library
 
 SHARES = (1 / 2, 1 / 3, 1 / 4)
@@ -58,6 +59,9 @@ class Measuring:
     rival_shares: tuple[float, ...] = SHARES
     """Where chance and whole layers are measured too."""
     random_maps: int = 1
+    ruler: int = 0
+    """Questions of each of RULER's tasks at each of `ruler_lengths`; 0 for none."""
+    ruler_lengths: tuple[int, ...] = (2048,)
     curve_length: int = 0
     """Tokens of the texts on which the dense model's own loss by position is measured; 0 for none."""
     curve_documents: int = 8
@@ -130,7 +134,16 @@ class Journal:
         self.check_heads(same, fresh)
         return same[0] if same else fresh
 
-    def check_heads(self, known: Sequence[MapLosses | MapFacts], fresh: MapLosses | MapFacts) -> None:
+    def ruler_of(self, one: Contestant, task: str, length: int) -> MapRuler:
+        """What is known of a contestant at one of RULER's tasks; a row without scores if nothing is."""
+        fresh = MapRuler(name=one.name, keep=one.keep, task=task, length=length, heads=one.heads, scores=())
+        same = [row for row in self.result.ruler if key_of_ruler(row) == key_of_ruler(fresh)]
+        self.check_heads(same, fresh)
+        return same[0] if same else fresh
+
+    def check_heads(
+        self, known: Sequence[MapLosses | MapFacts | MapRuler], fresh: MapLosses | MapFacts | MapRuler
+    ) -> None:
         """ValueError if what is known is of other heads."""
         if known and known[0].heads != fresh.heads:
             raise ValueError(
@@ -146,6 +159,10 @@ class Journal:
         """Add a row, or put it in the place of the one that it continues."""
         self.change(facts=put(self.result.facts, row, key_of_facts))
 
+    def put_ruler(self, row: MapRuler) -> None:
+        """Add a row, or put it in the place of the one that it continues."""
+        self.change(ruler=put(self.result.ruler, row, key_of_ruler))
+
 
 def key_of_losses(row: MapLosses) -> tuple[object, ...]:
     """What tells rows of losses apart."""
@@ -155,6 +172,11 @@ def key_of_losses(row: MapLosses) -> tuple[object, ...]:
 def key_of_facts(row: MapFacts) -> tuple[object, ...]:
     """What tells rows of facts apart."""
     return row.name, row.keep, row.length
+
+
+def key_of_ruler(row: MapRuler) -> tuple[object, ...]:
+    """What tells rows of RULER apart."""
+    return row.name, row.keep, row.task, row.length
 
 
 def put(rows: tuple[Any, ...], new: Any, key: Callable[[Any], object]) -> tuple[Any, ...]:
@@ -287,6 +309,46 @@ def measure_facts(
             )
             done += 1
             on_count(f"facts at {length}", done, len(asked) * len(maps))
+
+
+def measure_ruler(
+    opened: Opened,
+    maps: Sequence[Contestant],
+    wanted: Measuring,
+    journal: Journal,
+    *,
+    on_count: OnCount = lambda what, done, total: None,
+) -> None:
+    """What all contestants answer to RULER's questions."""
+    require_lm_eval()
+    check_length(opened, max(wanted.ruler_lengths))
+    for length in wanted.ruler_lengths:
+        for task in TASKS:
+            rows = ruler_rows(task, opened.tokenizer, length=length, count=wanted.ruler, seed=wanted.seed)
+            answer_ruler(opened, maps, task, length, rows, journal, on_count=on_count)
+
+
+def answer_ruler(
+    opened: Opened,
+    maps: Sequence[Contestant],
+    task: str,
+    length: int,
+    rows: Sequence[RulerRow],
+    journal: Journal,
+    *,
+    on_count: OnCount,
+) -> None:
+    """What all contestants answer to one task."""
+    done = 0
+    for number, row in enumerate(rows):
+        for one in maps:
+            known = journal.ruler_of(one, task, length)
+            if len(known.scores) <= number:
+                with one.reading() as gated:
+                    score = ruler_score(ruler_answer(gated.model, opened.tokenizer, row), row.wanted)
+                journal.put_ruler(replace(known, scores=(*known.scores, round(score, 4))))
+            done += 1
+            on_count(f"RULER, {task} at {length}", done, len(rows) * len(maps))
 
 
 def open_measured(folder: Path, source: str | Path) -> tuple[Opened, FocusMap]:
