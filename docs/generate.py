@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -39,8 +38,7 @@ from varifocal.report.comparison_tables import (
 from varifocal.report.data_bench import reading_table
 from varifocal.report.decode_bench import loss_sentence, speculation_sentence, speed_table
 from varifocal.report.decode_bench_plot import plot_decode_bench
-from varifocal.report.focus import cache_table, fact_table
-from varifocal.report.focus import loss_table as loss_table_of_focus
+from varifocal.report.focus import summary_table
 from varifocal.report.model_bench import model_table
 from varifocal.report.papers import papers_page
 from varifocal.report.plan_check import error_table, plan_table
@@ -136,33 +134,18 @@ def kernels(bench: AttentionBench) -> str:
 
 def focus(file: Path) -> str:
     """What a focused model costs and saves."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if "rows" not in content:
-        result = FocusMeasure.read(file)
-        lost, found, kept = loss_table_of_focus(result), fact_table(result), cache_table(result)
-        parts = [markdown(lost), *(markdown(one) for one in (found, kept) if len(one) > 1)]
-        setting = f"`{result.environment.command}`" if result.environment else ""
-        return "\n\n".join([*parts, f"Rises are in nats a token over the dense model on the same tokens. {setting}"])
-    table = [["key heads that read everything", "rise of the loss", "facts found", "cache at 8192 tokens"]]
-    table.append(
-        ["all (dense)", f"loss {content['dense_loss']['mean']:.3f}", "what the others are measured by", "1.00"]
+    result = FocusMeasure.read(file)
+    dense = [row for row in result.losses if row.name == "dense"]
+    losses = ", ".join(
+        f"{sum(sum(one) / len(one) for one in row.documents) / len(row.documents):.3f} on {row.texts}" for row in dense
     )
-    names = {"distill": "by the fit", "random": "by chance", "layers in turn": "whole layers in turn"}
-    for row in content["rows"]:
-        label = f"{row['keep']:.0%} {names.get(row['name'], '')}" if row["keep"] else "none: a window in every head"
-        loss, facts = row["loss"], row["found"]
-        asked = round(facts["mean"] * facts["count"])
-        told = f"{loss['mean']:+.4f} ± {loss['half_width']:.4f}"
-        table.append([label, told, f"{asked} of {facts['count']}", f"{row['cache']['8192']:.2f}"])
-    shared = content["environment"]
     told = (
-        f"{Path(content['source']).stem}, weights as they are, windows of 256 keys and the first 4 tokens; nats a "
-        f"token on {content['documents']} novels of {content['length']} tokens that were not fitted on, ± half of the "
-        f"95 % interval over novels, paired by novel; one fit. Facts are those that the dense model finds. On "
-        f"{shared['processor']}: "
-        f"`{shared['command']}`."
+        f"{Path(result.source).stem}, weights as they are; the other heads read {result.window} keys and the first "
+        f"{result.sinks} tokens. Rise of the loss, nats a token, over dense ({losses}) on the same tokens of "
+        "documents that were not fitted on, with 95 % intervals over so many documents; facts found of those that the "
+        "dense model finds; an empty cell was not measured."
     )
-    return f"{markdown(table)}\n\n{told}"
+    return f"{markdown(summary_table(result))}\n\n{told}"
 
 
 def performance(bench: AttentionBench) -> str:

@@ -75,6 +75,57 @@ def loss_table(result: FocusMeasure) -> Table:
     return table
 
 
+def summary_table(result: FocusMeasure) -> Table:
+    """A row for each map: what it loses on each source of texts, facts found, its share of the cache, its speed."""
+    compared = compared_losses(result)
+    sources = list(dict.fromkeys((row.texts, row.length) for row, _ in compared))
+    maps = list(dict.fromkeys((row.name, row.keep) for row, _ in compared))
+    cache = cache_shares(result)
+    longest = max(cache, default=0)
+    after = max((row.length for row in result.speeds), default=0)
+    table = [["heads by", "keep", *(f"{texts}, {length} tokens" for texts, length in sources), "facts found"]]
+    table[0] += [f"cache at {longest}"] * bool(cache)
+    table[0] += [f"prefill of {after}, x dense, x transformers", "decoding after it"] * bool(after)
+    for name, keep in maps:
+        cells = []
+        for source in sources:
+            those = [one for one in compared if (one[0].name, one[0].keep) == (name, keep)]
+            rises = [rise(row, dense) for row, dense in those if (row.texts, row.length) == source]
+            cells.append(f"{told(rises[0])} ({rises[0].count})" if rises else "")
+        found = [kept_facts(result, row)[1] for row in result.facts if (row.name, row.keep) == (name, keep)]
+        asked = sum(map(len, found))
+        cells.append(f"{sum(map(sum, found))} of {asked}" if asked else "")
+        if cache:
+            share = cache[longest].get((name, keep))
+            cells.append("" if share is None else f"{share:.2f}")
+        if after:
+            cells += speed_cells(result, name, keep, after)
+        table.append([name, f"{keep:.2f}", *cells])
+    return table
+
+
+def cache_shares(result: FocusMeasure) -> dict[int, dict[tuple[str, float], float]]:
+    """By length and map, the bytes of the cache against the dense model's."""
+    dense = next((row for row in result.caches if row.name == DENSE), None)
+    if dense is None:
+        return {}
+    return {
+        int(length): {(row.name, row.keep): row.bytes[length] / size for row in result.caches}
+        for length, size in dense.bytes.items()
+    }
+
+
+def speed_cells(result: FocusMeasure, name: str, keep: float, length: int) -> list[str]:
+    """How many times as fast as dense and as transformers a prompt is read, and decoded after; empty if not timed."""
+    row = next((one for one in result.speeds if (one.name, one.keep, one.length) == (name, keep, length)), None)
+    if row is None:
+        return ["", ""]
+    rivals = [speed_of(result, rival, length) for rival in (DENSE, TRANSFORMERS)]
+    prefill = [times(median(one.prefill_seconds) if one else None, median(row.prefill_seconds)) for one in rivals]
+    decode = [times(one.decode_milliseconds if one else None, row.decode_milliseconds) for one in rivals]
+    return [", ".join(prefill), ", ".join(decode)]
+
+
 def told(one: Difference) -> str:
     """A difference with half of its interval."""
     return f"{one.mean:+.4f} ± {one.half_width or 0:.4f}"
