@@ -17,6 +17,7 @@ from varifocal.attention.mechanisms.focused import Focused, FocusedConfig
 from varifocal.attention.mechanisms.sinks import with_sinks
 from varifocal.equations.branches import Branch, Causal, Window
 from varifocal.equations.equation import Equation
+from varifocal.model.head import logits_of
 from varifocal.model.modeling import VarifocalForCausalLM
 
 LOGITS_AT_A_TIME = 256
@@ -153,7 +154,7 @@ class GatedModel:
         wanted, parts = tokens[1:], []
         for first in range(0, len(wanted), LOGITS_AT_A_TIME):
             part = slice(first, min(first + LOGITS_AT_A_TIME, len(wanted)))
-            parts.append(F.cross_entropy(self.head()(states[part]).float(), wanted[part], reduction="none"))
+            parts.append(F.cross_entropy(logits_of(self.head(), states[part]).float(), wanted[part], reduction="none"))
         return torch.cat(parts)
 
     def head(self) -> nn.Module:

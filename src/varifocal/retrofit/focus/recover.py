@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from varifocal.model.head import logits_of
 from varifocal.retrofit.adaptation import Adaptation
 from varifocal.retrofit.focus.gates import LOGITS_AT_A_TIME, GatedModel
 
@@ -67,7 +68,7 @@ def text_losses(model: Any, rows: Tensor) -> list[float]:
     for row in rows:
         states = model.model(input_ids=row[None], use_cache=False).last_hidden_state[0, :-1]
         parts = [
-            F.cross_entropy(model.lm_head(some).float(), wanted, reduction="sum")
+            F.cross_entropy(logits_of(model.lm_head, some).float(), wanted, reduction="sum")
             for some, wanted in zip(states.split(LOGITS_AT_A_TIME), row[1:].split(LOGITS_AT_A_TIME), strict=True)
         ]
         found.append(float(torch.stack(parts).sum()) / (len(row) - 1))
