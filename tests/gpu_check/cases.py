@@ -86,7 +86,7 @@ def named(names: list[str]) -> list[Case]:
 
 
 def enter(options: argparse.Namespace, verdicts: list[Verdict], *, seconds: float) -> None:
-    """Enter a run's outcome in a file, in the place of an earlier one of its kind."""
+    """Enter a run's outcome in a file, in the place of an earlier one of its kind; `seconds` are of the processor."""
     from tests.gpu_check.table import read_or_new
     from varifocal.environment import environment
     from varifocal.results.gpu_check import InterpretedRun
@@ -94,9 +94,10 @@ def enter(options: argparse.Namespace, verdicts: list[Verdict], *, seconds: floa
     def of(outcome: str) -> tuple[str, ...]:
         return tuple(one.name for one in verdicts if one.outcome == outcome)
 
+    what = "representative cases" if getattr(options, "representative", False) else options.verb
     errors = [one.worst for one in verdicts if one.outcome == "right" and math.isfinite(one.worst)]
     run = InterpretedRun(
-        backend=options.backend, what=options.verb, dtype=options.dtype, right=len(of("right")), wrong=of("wrong"),
+        backend=options.backend, what=what, dtype=options.dtype, right=len(of("right")), wrong=of("wrong"),
         declined=of("declined"), worst=max(errors, default=None), seconds=seconds, environment=environment(),
     )  # fmt: skip
     record = read_or_new(options.json)

@@ -13,9 +13,9 @@ from tests.kernels.accuracy import relative_error
 from tests.kernels.flex_calls import problem_of
 from varifocal import Branch, Causal, FixedBranch, Prefix, Strided, Window
 from varifocal.kernels.flex.backend import make_scene
-from varifocal.kernels.flex.compiled import compiled_for, kind
+from varifocal.kernels.flex.compiled import compiled_for, kind, needs_short_pipeline
 from varifocal.kernels.flex.compiler_settings import generating
-from varifocal.kernels.flex.key_sets import Pattern
+from varifocal.kernels.flex.key_sets import Pattern, Selected
 from varifocal.kernels.flex.tiles import make_tiles
 
 
@@ -96,3 +96,13 @@ def test_compiled_backward_can_run_twice() -> None:
     first, second = (torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
     assert relative_error(first, torch.autograd.grad(squares(x), x)[0]) < 1e-5
+
+
+def test_selection_keeps_within_the_memory_of_small_gpus() -> None:
+    """An A10 has 101,376 bytes a block, an A100 166,912; `make gpu-check` compiles the kernel for both."""
+    scene = make_scene(problem_of(CASES_BY_NAME["gqa"].make(torch.float32)), torch.float32)
+    plain = scene.reading((Pattern((Window(5),)),))
+    selecting = scene.reading((Selected(torch.zeros(2, 4, 12, 1, dtype=torch.int32), None),))
+    assert needs_short_pipeline(selecting, 101_376)
+    assert not needs_short_pipeline(selecting, 166_912)
+    assert not needs_short_pipeline(plain, 101_376)

@@ -16,7 +16,7 @@ class InterpretedRun(Record):
 
     backend: str
     what: str
-    """"cases" of the table of cases, or "mechanisms" through the conformance kit."""
+    """"cases" of the table of cases, "representative cases", or "mechanisms" through the conformance kit."""
     dtype: str
     right: int
     wrong: tuple[str, ...]
@@ -26,6 +26,7 @@ class InterpretedRun(Record):
     worst: float | None
     """The largest error of an output or gradient, relative to its largest entry."""
     seconds: float
+    """Of the processor."""
     environment: Environment
 
 

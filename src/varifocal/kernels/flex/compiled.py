@@ -15,12 +15,15 @@ from varifocal.equations.branches import FixedBranch
 from varifocal.kernels.flex.compiler_settings import generating
 from varifocal.kernels.flex.dense import attend_dense, find_logsumexp
 from varifocal.kernels.flex.joining import mix
-from varifocal.kernels.flex.key_sets import OUTSIDE
+from varifocal.kernels.flex.key_sets import OUTSIDE, Selected, Soft
 from varifocal.kernels.flex.reading import Reading
 from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
 
 NARROWEST = 16
 """The least head width that the matrix units of a GPU take; narrower heads are filled up with zeros."""
+LONG_PIPELINE = 131_072
+"""Bytes of shared memory that a forward kernel asks for at the most, at the tiles that FlexAttention takes by itself for
+heads of 128. GPUs like A10, L4, 3090 and 4090 have 101,376."""
 VARIANTS = 16
 """Kernels of one kind, at most. `kind` names what a kernel is known to depend on, so that one is expected; the rest is
 for what torch guards on besides, such as the order of strides. Beyond the limit it raises."""
@@ -51,8 +54,24 @@ def launch(q: Tensor, k: Tensor, v: Tensor, reading: Reading, tiles: Tiles) -> t
         for part in (q, k, v):
             torch._dynamo.mark_static(part, 0)
     run = compiled_for(kind(reading, tiles))
+    short = not on_cpu and needs_short_pipeline(reading, shared_memory(q.device))
     with generating(on_cpu=on_cpu):
-        return run(q, k, v, reading, tiles, not on_cpu)
+        return run(q, k, v, reading, tiles, not on_cpu, short)
+
+
+def needs_short_pipeline(reading: Reading, limit: int) -> bool:
+    """Whether three stages of keys and values would not fit in a block's shared memory of `limit` bytes.
+
+    Queries stay in registers as long as the function of a pair is simple. Next to those that look a selection or a
+    width up they move to shared memory: 128 KB with three stages of 64 keys, 96 KB with two.
+    """
+    return limit < LONG_PIPELINE and any(isinstance(member, Selected | Soft) for member in reading.sets)
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may ask for on a GPU."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", LONG_PIPELINE))
 
 
 def mix_compiled(means: tuple[Tensor, ...], factors: tuple[Tensor | None, ...], dtype: torch.dtype) -> Tensor:
@@ -137,7 +156,7 @@ def compiled_for(kind: Hashable) -> Callable[..., tuple[Tensor, Tensor | None]]:
 
 
 def call_flex(
-    q: Tensor, k: Tensor, v: Tensor, reading: Reading, tiles: Tiles, with_logsumexp: bool
+    q: Tensor, k: Tensor, v: Tensor, reading: Reading, tiles: Tiles, with_logsumexp: bool, short_pipeline: bool
 ) -> tuple[Tensor, Tensor | None]:
     """FlexAttention with the functions of a reading."""
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
@@ -165,7 +184,15 @@ def call_flex(
     scale = reading.score.scale
     if with_logsumexp:
         output, auxiliary = flex_attention(
-            q, k, v, rate, block_mask, scale, enable_gqa=True, return_aux=AuxRequest(lse=True)
+            q,
+            k,
+            v,
+            rate,
+            block_mask,
+            scale,
+            enable_gqa=True,
+            return_aux=AuxRequest(lse=True),
+            kernel_options={"fwd_num_stages": 2} if short_pipeline else None,
         )
         return output, auxiliary.lse
     return flex_attention(q, k, v, rate, block_mask, scale, enable_gqa=True), None
