@@ -39,6 +39,7 @@ from varifocal.report.data_bench import reading_table
 from varifocal.report.decode_bench import loss_sentence, speculation_sentence, speed_table
 from varifocal.report.decode_bench_plot import plot_decode_bench
 from varifocal.report.focus import summary_table
+from varifocal.report.gpu_check import compiled_table, interpreted_table, state_table
 from varifocal.report.model_bench import model_table
 from varifocal.report.papers import papers_page
 from varifocal.report.plan_check import error_table, plan_table
@@ -52,6 +53,7 @@ from varifocal.results.conformance import read_conformance
 from varifocal.results.data_bench import DataBench
 from varifocal.results.decode_bench import DecodeBench
 from varifocal.results.focus import FocusMeasure
+from varifocal.results.gpu_check import GpuCheck
 from varifocal.results.model_bench import ModelBench
 from varifocal.results.plan_check import PlanCheck
 from varifocal.results.retrofit import RetrofitResult
@@ -366,6 +368,14 @@ def papers_order() -> str:
     return "\n\n".join([markdown(table), "Pairs in another order than the paper's:", "\n".join(sentences)])
 
 
+def gpu_check(found: GpuCheck) -> str:
+    """How far the kernels for GPUs have come, with the command."""
+    shared = found.environment
+    size = f"`{shared.command}`, commit {shared.commit}, torch {shared.torch}. Work is that of {found.size}."
+    tables = [state_table(found), interpreted_table(found), compiled_table(found)]
+    return "\n\n".join([size, *(markdown(table) for table in tables if len(table) > 1)])
+
+
 def fill(text: str, block: str, content: str) -> str:
     """The text with the content between the block's two markers."""
     begin, end = f"<!-- {block}:begin -->", f"<!-- {block}:end -->"
@@ -451,6 +461,8 @@ def main() -> None:
     if measured.exists():
         filled = fill(filled, "kernels", kernels(AttentionBench.read(measured)))
         evaluated = fill(evaluated, "performance", performance(AttentionBench.read(measured)))
+    if (checked_gpus := TOP / "results/gpu_check.json").exists():
+        evaluated = fill(evaluated, "gpu-check", gpu_check(GpuCheck.read(checked_gpus)))
     if (focused := TOP / "results/focus_smollm2_first.json").exists():
         filled = fill(filled, "focus", focus(focused))
     filled = fill(filled, "mechanisms", field(TOP / "results"))

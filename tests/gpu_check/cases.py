@@ -18,9 +18,9 @@ from varifocal.attention.backends import UnavailableError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 REPRESENTATIVE = (
-    *("gqa", "width_32", "windows_by_head", "strided", "random_blocks", "soft_window", "segments", "head_scale"),
-    *("top_k", "top_k_ties", "top_k_blocks", "indexer", "window_and_causal", "soft_window_and_top_k", "pair_product"),
-    *("cached_window_causal", "decode_window_causal", "positions_out_of_order", "packed_soft_window"),
+    *("gqa", "windows_by_head", "strided", "random_blocks", "soft_window", "segments", "top_k", "top_k_ties"),
+    *("top_k_blocks", "indexer", "window_and_causal", "soft_window_and_top_k", "pair_product"),
+    *("cached_window_causal", "positions_out_of_order", "packed_causal", "packed_soft_window"),
     "padded_and_packed_window_causal",
 )
 """Some twenty cases that between them meet every branch, score and layout."""

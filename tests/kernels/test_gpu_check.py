@@ -51,7 +51,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_kernels_written_for_a_gpu_are_as_accurate_as_the_reference() -> None:
     done = run("-m", "tests.gpu_check", "cases", "--representative")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert "flex in float32: 20 right, 0 wrong, 0 declined" in done.stdout
+    assert "flex in float32: 18 right, 0 wrong, 0 declined" in done.stdout
 
 
 @needs_triton

@@ -16,6 +16,7 @@ from varifocal.results.comparison import ComparisonRecord
 from varifocal.results.conformance import read_conformance, write_conformance
 from varifocal.results.data_bench import DataBench
 from varifocal.results.files import FileRecord, write_whole
+from varifocal.results.gpu_check import GpuCheck
 from varifocal.results.hf_suite import SuiteRuns
 from varifocal.results.metrics import MetricsEntry, read_metrics, validation_curve, write_metrics
 from varifocal.results.model_bench import ModelBench
@@ -37,6 +38,7 @@ COMMITTED: list[tuple[type[FileRecord], Path]] = [
         (ClientRuns, "clients.json"),
         (SuiteRuns, "hf_suite.json"),
         (ServingBench, "serving.json"),
+        (GpuCheck, "gpu_check.json"),
     )
     for path in sorted(RESULTS.glob(pattern))
 ]

@@ -25,10 +25,7 @@ def compiled_cell(one: CompiledKernel) -> str:
     if one.failure:
         return one.failure
     tile = one.tile.replace("M ", "").replace(", N ", " x ")
-    if not one.blocks:
-        fit = "**does not fit**"
-    else:
-        fit = f"{one.blocks} block{'s' if one.blocks > 1 else ''}"
+    fit = f"{one.blocks} block{'s' if one.blocks and one.blocks > 1 else ''}" if one.fits else "**does not fit**"
     return (
         f"{tile}, {one.warps} warps, {one.stages} stages: {one.registers} registers, {one.spilled} B spilled, "
         f"{(one.shared or 0) / 1024:.0f} of {one.limit / 1024:.0f} KB, {fit}"

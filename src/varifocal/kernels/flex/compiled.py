@@ -22,8 +22,8 @@ from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
 NARROWEST = 16
 """The least head width that the matrix units of a GPU take; narrower heads are filled up with zeros."""
 LONG_PIPELINE = 131_072
-"""Bytes of shared memory that a forward kernel asks for at the most, at the tiles that FlexAttention takes by itself for
-heads of 128. GPUs like A10, L4, 3090 and 4090 have 101,376."""
+"""Bytes of shared memory that a selection's forward kernel asks for, at the tiles that FlexAttention takes by itself
+for heads of 128 on GPUs that have no more than that. A10, L4, 3090 and 4090 have 101,376."""
 VARIANTS = 16
 """Kernels of one kind, at most. `kind` names what a kernel is known to depend on, so that one is expected; the rest is
 for what torch guards on besides, such as the order of strides. Beyond the limit it raises."""
