@@ -182,6 +182,7 @@ def call_flex(
         mask_mod=mask,
     )
     scale = reading.score.scale
+    options: Any = {"fwd_num_stages": 2} if short_pipeline else None
     if with_logsumexp:
         output, auxiliary = flex_attention(
             q,
@@ -192,7 +193,7 @@ def call_flex(
             scale,
             enable_gqa=True,
             return_aux=AuxRequest(lse=True),
-            kernel_options={"fwd_num_stages": 2} if short_pipeline else None,
+            kernel_options=options,
         )
         return output, auxiliary.lse
     return flex_attention(q, k, v, rate, block_mask, scale, enable_gqa=True), None
