@@ -62,7 +62,7 @@ from varifocal.statistics.comparison import Comparison, read_comparison
 
 TOP = Path(__file__).parent.parent
 TOKENS = 96
-BENCHES = ("attention_bench.json", "family_bench.json")
+BENCHES = ("attention_bench.json", "family_growth.json", "family_bench.json", "family_bias.json", "family_entmax.json")
 """Where speeds of mechanisms are looked for, in this order."""
 COMPARISONS = ("fineweb/comparison.json", "family/comparison.json")
 """Where losses are looked for."""

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from varifocal import Causal, OwnFeatures, Polynomial, Window, attend
+from varifocal import Causal, HeadShape, OwnFeatures, Polynomial, Window, attend, make_mechanism
 from varifocal.attention.backends import UnavailableError
 from varifocal.kernels.native import polynomial
+from varifocal.plan.work import work
 
 DOCUMENTS = torch.tensor([[-1] * 5 + [0] * 20 + [1] * 12, [0] * 37])
 
@@ -49,3 +50,10 @@ def test_backends_have_polynomials_or_refuse_them() -> None:
         attend(q, k, v, branches=Causal(), score=score, normalizer=Polynomial(1), backend="flex")
     with pytest.raises(UnavailableError, match="backend 'native' has polynomials of scores over every key only"):
         attend(q, k, v, branches=Window(2), score=score, normalizer=Polynomial(1), backend="native")
+
+
+def test_work_is_counted_in_sums_that_go_on_where_they_are_fewer_than_keys() -> None:
+    for order, rows in ((1, 129), (2, 8192.5 / 2)):
+        mechanism = make_mechanism("fastmax", HeadShape(), order=order)
+        assert work(mechanism, 8192).keys_read == pytest.approx(rows, rel=1e-3)
+    assert work(make_mechanism("fastmax", HeadShape()), 64).keys_read == 32.5

@@ -52,6 +52,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "relative_position": ("relative_position", {"clip": 3, "values": True}),
     "adaptively_sparse": ("adaptively_sparse", {}),
     "fastmax order 2": ("fastmax", {"order": 2}),
+    "routing": ("routing", {"clusters": 3, "members": 4, "window": 5}),
+    "dynamic_sparse input": ("dynamic_sparse", {"rank": 3, "prediction": "input"}),
     "infini": ("infini", {"segment": 4}),
     "infini delta": ("infini", {"segment": 5, "delta": True, "rotary": "none"}),
 }

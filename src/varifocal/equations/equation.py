@@ -48,7 +48,8 @@ class Equation:
 
     def keys_read(self, place: Tensor) -> float:
         """Keys (or summaries) of one head whose values are mixed, for an average query at places [T]."""
-        return sum(float(one.count(place).double().mean()) for one in self.passes())
+        keys = sum(float(one.count(place).double().mean()) for one in self.passes())
+        return keys if self.normalizer is None else self.normalizer.keys_read(keys, self.score.features)
 
     def farthest(self) -> int | None:
         """How many keys back, the query's own included, any query ever reads; None if that has no bound."""

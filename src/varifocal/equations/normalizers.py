@@ -15,6 +15,10 @@ class Normalizer:
     An equation without one takes softmax, exp(s) / sum exp(s). A backend that does not know a normalizer refuses it.
     """
 
+    def keys_read(self, keys: float, features: int | None) -> float:
+        """How many keys are worth the work of reading that many, for scores that are products of so many features."""
+        return keys
+
 
 @dataclass(frozen=True, eq=False)
 class SinkLogit(Normalizer):
@@ -112,6 +116,13 @@ class Polynomial(Normalizer):
     def __post_init__(self) -> None:
         if self.order not in (1, 2):
             raise ValueError(f"the order of a polynomial must be 1 or 2, got {self.order}")
+
+    def keys_read(self, keys: float, features: int | None) -> float:
+        """Sums that go on along the text take the place of the keys: a row for each product of features."""
+        if features is None:
+            return keys
+        # A row costs half of what a key costs to read, and half to add the token's own.
+        return min(keys, 1 + features + (features**2 if self.order == 2 else 0))
 
     def weigh(self, scores: Tensor) -> Tensor:
         """The weights of scores [B, H, T, K], minus infinity for what is not read; 0 where nothing is."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -61,6 +62,8 @@ class Infini(Mechanism[InfiniConfig]):
     name = "infini"
     config_type = InfiniConfig
     ways = {"linear": {"delta": False}, "delta": {"delta": True}}  # noqa: RUF012
+    bench_options: ClassVar[Mapping[str, Any]] = {"segment": 512}
+    """Of a length that follows from the window there, and not combiner's."""
     variants = (
         Variant({"segment": 5}),
         Variant({"segment": 4, "delta": True, "gate": {"kind": "linear"}}, "delta"),

@@ -56,6 +56,11 @@ class Score:
         """The score of some of the queries."""
         return self
 
+    @property
+    def features(self) -> int | None:
+        """The width of its own queries and keys, if it is a product of such; None for one of q and k."""
+        return None
+
     def pair_flops(self) -> float:
         """Operations of one pair beside its dot product."""
         return 0.0

@@ -37,5 +37,9 @@ class OwnFeatures(Score):
         groups = self.queries.shape[1] // max(self.keys.shape[1], 1)
         return self.queries @ self.keys.repeat_interleave(groups, dim=1).mT
 
+    @property
+    def features(self) -> int:
+        return self.queries.shape[-1]
+
     def pair_flops(self) -> float:
         return 2.0 * self.queries.shape[-1]

@@ -9,7 +9,7 @@ for each segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -121,16 +121,19 @@ def read_rows(
     document, folded = None, 0
     pieces: list[Tensor] = []
     places: list[Tensor] = []
-    for one in segments(layout, row, branch.length):
+    found_segments = list(segments(layout, row, branch.length))
+    ends = [(one.first, one.end) for one in found_segments]
+    gap = layout.keys - asking
+    asked = [(max(first - gap, 0), max(end - gap, 0)) for first, end in ends]
+    key_parts, value_parts = cut(keys, ends, dim=2), cut(values, ends, dim=2)
+    query_parts = cut(shared, asked, dim=3) if layout.at_end else ()
+    for number, one in enumerate(found_segments):
         if one.document != document:
             state, folded, document = None, 0, one.document
             if past is not None and int(past.start[0]) == document and (folded := int(past.folded[0])):
                 state = torch.cat((past.matrix, past.norm[..., None]), dim=-1).float()
         if layout.at_end:
-            gap = layout.keys - asking
-            asked = slice(max(one.first - gap, 0), max(one.end - gap, 0))
-            index = torch.arange(asked.start, asked.stop)
-            found = shared[:, :, :, asked]
+            index, found = torch.arange(*asked[number]), query_parts[number]
         else:
             inside = (position >= one.first) & (position < one.end) & (start == document)
             index = inside.nonzero().flatten()
@@ -139,9 +142,7 @@ def read_rows(
             places.append(index)
             pieces.append(read_state(found, state) if state is not None else nothing.expand(-1, -1, -1, len(index), -1))
         if one.begin >= folded and one.end < layout.keys:
-            state = learned(
-                state, keys[:, :, one.first : one.end], values[:, :, one.first : one.end], delta=branch.delta
-            )
+            state = learned(state, key_parts[number], value_parts[number], delta=branch.delta)
     if not pieces:
         return nothing.expand(-1, -1, -1, asking, -1).reshape(batch, heads, asking, -1)
     joined = torch.cat(pieces, dim=3)
@@ -149,6 +150,19 @@ def read_rows(
         return joined.flatten(1, 2)
     whole = nothing.expand(-1, -1, -1, asking, -1).clone()
     return whole.index_copy(3, torch.cat(places), joined).flatten(1, 2)
+
+
+def cut(x: Tensor, ranges: Sequence[tuple[int, int]], *, dim: int) -> tuple[Tensor, ...]:
+    """The parts of x from begin to end, which come in order.
+
+    All at once: the gradient of each slice by itself would be as long as the text.
+    """
+    sizes, at = [], 0
+    for begin, end in ranges:
+        sizes += [begin - at, end - begin]
+        at = end
+    parts: tuple[Tensor, ...] = torch.split(x, [*sizes, x.shape[dim] - at], dim=dim)
+    return parts[1::2]
 
 
 def read_state(queries: Tensor, state: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from varifocal.kernels.native.arguments import needs_backward, room_like, scale_
 from varifocal.kernels.native.mixture import MixtureBranch, empty_gradients, scale_gradient
 from varifocal.kernels.native.operator import Context, Gradients, Operator
 
+MARGIN = 1e-4
+"""How far a threshold in float32 may be off: some hundred roundings of powers and of sums of thousands of them."""
 SCORES_AT_ONCE = 1 << 20
 """Bounds the block of scores: 4 MB, so that products, maximum and mask find it in a cache."""
 
@@ -167,6 +169,19 @@ def candidates_of(mask: Tensor) -> Candidates:
     return Candidates(mask, counts, counts.cumsum(dim=0), rows)
 
 
+def among(found: Candidates, values: Tensor, power: Tensor) -> tuple[Candidates, Tensor]:
+    """The candidates that are left, and their values, after a first step of Newton from tau = -1 in float32.
+
+    tau only grows from step to step, so that a key below it has no weight. MARGIN covers the roundings of this one.
+    """
+    base = (values + 1).clamp_(min=0)
+    lower = base ** (power - 1)
+    excess, slope = found.sum((lower * base).double()) - 1, found.sum((lower * power).double())
+    least = torch.where(slope > 0, excess / slope, 0.0) - 1 - MARGIN
+    left = values > found.spread(least.float())
+    return candidates_of(torch.zeros_like(found.mask).masked_scatter_(found.mask, left)), values[left]
+
+
 def solve(found: Candidates, values: Tensor, power: Tensor) -> Tensor:
     """float64 [R t]: tau less the row's largest value, from values less that value, in (-1, 0]."""
     tau = torch.full((len(found.counts),), -1.0, dtype=torch.float64)
@@ -196,7 +211,9 @@ def _forward(given: EntmaxInputs) -> EntmaxOutputs:
         highest = z.amax(dim=-1, keepdim=True)
         highest = torch.where(highest == float("-inf"), 0.0, highest)
         found = candidates_of(z > highest - 1)
-        values = (z[found.mask] - found.spread(highest)).double()
+        values = z[found.mask] - found.spread(highest)
+        found, values = among(found, values, found.spread(block.power.float().expand(*shape, 1)))
+        values = values.double()
         power = found.spread(block.power.expand(*shape, 1))
         tau = solve(found, values, power)
         weights = (values - found.spread(tau)).clamp_(min=0) ** power

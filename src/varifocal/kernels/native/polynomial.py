@@ -67,26 +67,35 @@ def scan(
     values = torch.cat((v.masked_fill(padding, 0.0), torch.ones_like(v[:, :1]).masked_fill(padding, 0.0)), dim=1)
     queries = queries.masked_fill((start > position)[:, None], 0.0)
     output = torch.zeros(queries.shape[0], v.shape[1])
+    # All parts at once: the gradient of each slice by itself would be as long as the text.
+    key_parts, value_parts = torch.split(keys, CHUNK), torch.split(values, CHUNK)
+    in_order = torch.equal(position, torch.arange(length))
+    query_parts = torch.split(queries, CHUNK) if in_order else ()
     places, made = [], []
     state: Tensor | None = None
     document = -1
-    for begin in range(0, length, CHUNK):
+    for number, begin in enumerate(range(0, length, CHUNK)):
         end = min(begin + CHUNK, length)
-        asking = ((position >= begin) & (position < end) & (start <= position)).nonzero().flatten()
+        if in_order:
+            asking = torch.arange(begin, end)
+        else:
+            asking = ((position >= begin) & (position < end) & (start <= position)).nonzero().flatten()
         if len(asking):
             index = torch.arange(begin, end)
             read = (index <= position[asking, None]) & (index >= start[asking, None])
             far = (start[asking] < begin)[:, None]
-            given = queries[asking], keys[begin:end], values[begin:end]
-            made.append(checkpointed(chunk, *given, read, far, state, order))
+            asked = query_parts[number] if in_order else queries[asking]
+            made.append(checkpointed(chunk, asked, key_parts[number], value_parts[number], read, far, state, order))
             places.append(asking)
         last = int(key_start[end - 1])
         if end < length and last < length:
             # The state is that of the document in which the next chunk begins.
             own = (key_start[begin:end] == last)[:, None]
             kept = state if last == document else None
-            state = checkpointed(add, kept, keys[begin:end], values[begin:end] * own, order)
+            state = checkpointed(add, kept, key_parts[number], value_parts[number] * own, order)
             document = last
+    if in_order and made:
+        return torch.cat(made)
     return output.index_copy(0, torch.cat(places), torch.cat(made)) if made else output
 
 
