@@ -38,7 +38,8 @@ from varifocal.report.comparison_tables import (
 from varifocal.report.data_bench import reading_table
 from varifocal.report.decode_bench import loss_sentence, speculation_sentence, speed_table
 from varifocal.report.decode_bench_plot import plot_decode_bench
-from varifocal.report.focus import summary_table
+from varifocal.report.focus import fact_table, summary_table
+from varifocal.report.focus import loss_table as loss_table_of_focus
 from varifocal.report.gpu_check import compiled_table, interpreted_table, state_table
 from varifocal.report.model_bench import model_table
 from varifocal.report.papers import papers_page
@@ -444,6 +445,10 @@ def experiments(results: Path) -> dict[str, str]:
         blocks["retrofit"] = markdown(retrofit_table(RetrofitResult.read(file)))
     if (file := results / "equal_time_rates.json").exists():
         blocks["equal_time_rates"] = markdown(loss_table(read_comparison(file)))
+    if (file := results / "focus_smollm2.json").exists():
+        focused = FocusMeasure.read(file)
+        tables = [loss_table_of_focus(focused), fact_table(focused)]
+        blocks["focus_losses"] = "\n\n".join(markdown(table) for table in tables if len(table) > 1)
     for file in sorted(results.glob("*/comparison.json")):
         blocks[file.parent.name] = comparison_block(read_comparison(file))
     return blocks
