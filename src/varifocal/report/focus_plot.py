@@ -47,6 +47,8 @@ def plot_focus(result: FocusMeasure, path: Path) -> None:
     for axes in every[0]:
         axes.set_xlabel("share of key heads that read everything")
         axes.grid(alpha=0.3)
+    if not result.facts:
+        facts.remove()
     every[0][0].legend(fontsize=8)
     figure.suptitle(result.source, fontsize=11)
     figure.savefig(path, dpi=120)
