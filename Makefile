@@ -80,6 +80,7 @@ else
 	$(GPU_CHECK) table --json results/gpu_check.json
 	for dtype in float32 bfloat16 float16; do $(GPU_CHECK).one_pass cases --dtype $$dtype || exit 1; done
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest tests/gpu_check/one_pass_promises.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gpu_check.one_pass compile --json build/gpu_check/one_pass.json
 endif
 
 .venv/gpu-check: .venv/installed

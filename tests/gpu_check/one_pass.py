@@ -72,6 +72,8 @@ def kernels(
         for name, function in functions.items():
             yield kernel_of(name, function, call, gpu=gpu, width=width, kind=kind, choose=choose)
         yield rows_of(backward.row_numbers, call, width=width, kind=kind)
+        if any(branch.every for branch in call.branches()):
+            yield from shares_of(call, width=width, kind=kind)
 
 
 def kernel_of(
@@ -106,6 +108,21 @@ def rows_of(function: Any, call: Call, *, width: int, kind: str) -> Kernel:
         f"{call.name}: rows, {width}, {kind}", function, call, constants, kind=kind, warps=4, stages=3,
         tile=f"{ROWS} queries",
     )  # fmt: skip
+
+
+def shares_of(call: Call, *, width: int, kind: str) -> Iterator[Kernel]:
+    """The kernels that few queries read many keys with."""
+    from varifocal.kernels.triton import split
+    from varifocal.kernels.triton.tiles import SPLIT
+
+    constants = constants_of(call, width) | {"BM": SPLIT.queries}
+    shape: dict[str, Any] = {"kind": kind, "warps": SPLIT.warps, "stages": SPLIT.stages}
+    tile = f"{SPLIT.queries} queries x {SPLIT.keys} keys"
+    reading = constants | {"BN": SPLIT.keys, "PRECISION": "ieee" if kind == "fp32" else "tf32"}
+    yield finished(f"{call.name}: shares, {width}, {kind}", split.read_shares, call, reading, tile=tile, **shape)
+    constants.pop("LAYOUT")
+    tile = f"{SPLIT.queries} queries"
+    yield finished(f"{call.name}: joining, {width}, {kind}", split.join_shares, call, constants, tile=tile, **shape)
 
 
 def constants_of(call: Call, width: int) -> dict[str, Any]:
@@ -147,8 +164,10 @@ def finished(name: str, function: Any, call: Call, constants: dict[str, Any], *,
     )
 
 
-FLOATS = {"WEIGHTS", "SINK", "SCALE", "WIDTH", "EDGES", "LOGSUMEXP", "NUMBERS", "GRAD_WIDTH", "GRAD_SCALE", "GRAD_SINK",
-          "GRAD_WEIGHTS"}  # fmt: skip
+FLOATS = {
+    *("SUMS", "WEIGHTS", "SINK", "SCALE", "WIDTH", "EDGES", "LOGSUMEXP", "NUMBERS"),
+    *("GRAD_WIDTH", "GRAD_SCALE", "GRAD_SINK", "GRAD_WEIGHTS"),
+}
 WHOLE = {"SIZES", "POS", "START"}
 
 
@@ -192,7 +211,13 @@ def main() -> int:
         beside = options.json.with_suffix(f".{os.getpid()}")
         beside.write_text(json.dumps(found, indent=1) + "\n")
         beside.replace(options.json)
-    return 1 if any(one["blocks"] == 0 for one in found) else 0
+    return 1 if any(one["blocks"] == 0 or is_empty(one) for one in found) else 0
+
+
+def is_empty(row: dict[str, Any]) -> bool:
+    """Whether triton made nothing of a kernel that should multiply matrices: it does so where it fails."""
+    multiplies = not any(f": {name}," in row["kernel"] for name in ("rows", "joining"))
+    return multiplies and row["unit"] == "none" and "fp32" not in row["kernel"]
 
 
 def compile_all(gpus: list[str], widths: tuple[int, ...], kind: str) -> list[dict[str, Any]]:

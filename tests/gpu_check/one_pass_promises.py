@@ -21,7 +21,7 @@ from torch import Tensor
 from tests.attention import test_sink_logit as sinks
 from tests.cases import LONG, Case, Sizes, free_weights, head_scale, soft_window
 from tests.gpu_check import cases
-from varifocal import Causal, Prefix, SinkLogit, Window, attend
+from varifocal import Causal, Prefix, SinkLogit, SoftWindow, Window, attend
 from varifocal.equations.reference import attend_reference
 
 TEXTS = ((-1,) * 3 + (0,) * 40 + (1,) * 70 + (-1,) * 2 + (2,) * 35,)
@@ -173,3 +173,34 @@ def test_a_sink_of_minus_infinity_is_softmax() -> None:
     nothing = SinkLogit(torch.full((2,), float("-inf")))
     for one, other in zip(run(q, k, v, weights, normalizer=nothing), run(q, k, v, weights), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("case", ["plain", "texts", "soft", "sinks"])
+def test_few_queries_read_their_keys_in_shares(case: str, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from varifocal.kernels.triton import mixture as operators
+
+    counted: list[int] = []
+    original = operators.read_in_shares
+
+    def spy(*given: Any, shares: int, **parts: Any) -> None:
+        counted.append(shares)
+        original(*given, shares=shares, **parts)
+
+    monkeypatch.setattr(operators, "read_in_shares", spy)
+    q, k, v = numbers(2, 4, queries, 24), numbers(2, 2, 150, 24, seed=1), numbers(2, 2, 150, 24, seed=2)
+    near: Any = Window((40, 7, 3, 90)) | Prefix(3)
+    if case == "soft":
+        near = SoftWindow(20 + 10 * numbers(2, 4, queries, seed=4).sigmoid(), edge=8, limit=30)
+    parts: dict[str, Any] = {
+        "branches": (near, Causal()),
+        "weights": numbers(2, 4, queries, 2, seed=3),
+        "documents": torch.tensor(TEXTS * 2) if case == "texts" else None,
+        "normalizer": SinkLogit(numbers(4, seed=5)) if case == "sinks" else None,
+    }
+    with torch.no_grad():
+        found = attend(q, k, v, backend="triton", **parts)
+        wanted = attend(q, k, v, backend="reference", **parts)
+    assert counted == [5]
+    torch.testing.assert_close(found.output, wanted.output, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(found.logsumexp, wanted.logsumexp, rtol=1e-5, atol=2e-6)

@@ -17,6 +17,7 @@ from varifocal import Causal, PairGate, Prefix, SoftWindow, TopK, Window, attend
 from varifocal.attention.backends import BACKENDS, UnavailableError
 from varifocal.kernels.triton import arrangement
 from varifocal.kernels.triton.arrangement import CONTINUES, EVERY_KEY, Sizes, arrange, as_sizes
+from varifocal.kernels.triton.tiles import tile_of
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton, which `make gpu-check` installs"
@@ -91,6 +92,38 @@ def test_bits_of_kinds_are_those_of_the_kernels() -> None:
     for name in ("EVERY", "WINDOW", "PREFIX", "SOFT", "CONTINUES"):
         assert getattr(rings, name).value == getattr(arrangement, name)
     assert rings.FAR.value == EVERY_KEY
+
+
+@needs_triton
+def test_kernel_that_is_shipped_fits_its_gpu_and_spills_nothing() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILES], capture_output=True, text=True, check=False, env=environment
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+COMPILES = """
+from tests.gpu_check.ahead import compile_kernel
+from tests.gpu_check.gpus import GPUS
+from tests.gpu_check.one_pass import kernels
+
+(kernel,) = [one for one in kernels(GPUS["sm_80"], widths=(64,)) if one.name.startswith("window, causal: queries")]
+usage = compile_kernel(kernel, GPUS["sm_80"])
+assert usage.blocks >= 1 and usage.spilled == usage.atomics == 0 and usage.unit == "mma.sync", usage
+"""
+
+
+@pytest.mark.parametrize("bytes_each", [2, 4])
+@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90, 100, 120])
+def test_every_kernel_has_a_tile_on_every_gpu(capability: int, bytes_each: int) -> None:
+    for kernel in ("forward", "queries", "keys"):
+        for width in (16, 32, 64, 128, 256):
+            for documents in (False, True):
+                tile = tile_of(
+                    kernel, width=width, bytes_each=bytes_each, capability=capability, documents=documents
+                )  # fmt: skip
+                assert min(tile.queries, tile.keys) >= 16
 
 
 def window(size: int, prefix: int = 0, **soft: float) -> Sizes:

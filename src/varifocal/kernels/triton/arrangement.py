@@ -72,6 +72,8 @@ class Arrangement:
     soft: int
     """How many branches have widths that count."""
     longest_prefix: int
+    reads_far: bool
+    """Whether a branch reads every key."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -97,6 +99,7 @@ def arrange(branches: tuple[Sizes, ...]) -> Arrangement:
         edges=tuple(branches[number].edge for number in order),
         soft=sum(branch.soft for branch in branches),
         longest_prefix=max(prefixes, default=0),
+        reads_far=any(max(branch.window) >= EVERY_KEY for branch in branches),
     )
 
 

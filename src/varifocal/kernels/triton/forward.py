@@ -9,6 +9,7 @@ from .rings import (
     LOG2E,
     NOTHING,
     SOFT,
+    clipped,
     key_tiles,
     load_rows,
     masked_tile,
@@ -103,6 +104,8 @@ def read_ring(
     sk,
     sv,
     scale2,
+    FROM,
+    TO,
     R: tl.constexpr,
     KINDS: tl.constexpr,
     D: tl.constexpr,
@@ -110,7 +113,7 @@ def read_ring(
     BN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """All keys of ring R."""
+    """All keys of ring R, or those in the tiles FROM..TO."""
     KIND: tl.constexpr = (KINDS >> (7 * R)) & 127
     INNER: tl.constexpr = ((KINDS << 7) >> (7 * R)) & 127 if CONTINUES & KIND else 0
     if EVERY & INNER:
@@ -125,6 +128,14 @@ def read_ring(
             width1,
             BN, KIND, INNER,
         )  # fmt: skip
+        if FROM is not None:
+            prefix_to = clipped(prefix_from + prefix_count, FROM, TO)
+            prefix_from = clipped(prefix_from, FROM, TO)
+            prefix_count = prefix_to - prefix_from
+            near = clipped(near, FROM, TO)
+            whole_from = clipped(whole_from, FROM, TO)
+            whole_to = clipped(whole_to, FROM, TO)
+            end = clipped(end, FROM, TO)
         for tile in tl.range(whole_from, whole_to):
             acc, total, top = read_tile(
                 acc, total, top, q, keys, values, tile * BN, pos, start, sizes, width, sizes1, width1, S, sk, sv, SEEN,
@@ -137,6 +148,44 @@ def read_ring(
                 scale2, D, DP, BN, KIND, INNER, True, PRECISION,
             )  # fmt: skip
         return acc, total, top
+
+
+@triton.jit
+def finish_ring(acc, total, top, WEIGHTS, SINK, OUT, MEANS, LOGSUMEXP, h, row, live, place, kept, many, out,
+                R: tl.constexpr, M: tl.constexpr, KINDS: tl.constexpr, SAVE: tl.constexpr):  # fmt: skip
+    """Write what a branch comes to once ring R was read; after the last one, the output at `out`."""
+    slot = (KINDS >> (7 * R + 5)) & 3
+    nothing = total == 0.0
+    tl.store(
+        LOGSUMEXP + row * M + slot,
+        tl.where(nothing, NOTHING, (tl.log2(tl.where(nothing, 1.0, total)) + top) / LOG2E),
+        mask=live,
+    )
+    if SINK is not None:
+        sink2 = tl.load(SINK + h).to(tl.float32) * LOG2E
+        most = tl.maximum(top, sink2)
+        safe = tl.where(most == NOTHING, 0.0, most)
+        shrink = tl.exp2(top - safe)
+        whole = total * shrink + tl.exp2(sink2 - safe)
+        share = tl.where(nothing, 0.0, shrink / tl.where(nothing, 1.0, whole))
+    else:
+        share = 1.0 / tl.where(nothing, 1.0, total)
+    mean = acc * share[:, None]
+    # What is inside goes to memory, to save registers while the rest is read.
+    if R < M - 1 or SAVE:
+        tl.store(MEANS + R * many + place, mean.to(MEANS.dtype.element_ty), mask=kept)
+    if R == M - 1:
+        if WEIGHTS is not None:
+            mean = mean * tl.load(WEIGHTS + row * M + slot).to(tl.float32)[:, None]
+        if M > 1:
+            tl.debug_barrier()
+        for other in tl.static_range(M - 1):
+            near = (KINDS >> (7 * other + 5)) & 3
+            part = tl.load(MEANS + other * many + place, mask=kept, other=0.0).to(tl.float32)
+            if WEIGHTS is not None:
+                part = part * tl.load(WEIGHTS + row * M + near).to(tl.float32)[:, None]
+            mean += part
+        tl.store(OUT + out, mean.to(OUT.dtype.element_ty), mask=kept)
 
 
 @triton.jit(do_not_specialize=["B", "T", "S"])
@@ -222,38 +271,9 @@ def forward(
         acc, total, top = read_ring(
             acc, total, top, q, keys, values, pos, start, sees, WIDTH, SIZES, EDGES, seen, b, h, i, B, H, T, S, skt,
             svt,
-            scale2, r, KINDS, D, DP, BN, PRECISION,
+            scale2, None, None, r, KINDS, D, DP, BN, PRECISION,
         )  # fmt: skip
-        slot = (KINDS >> (7 * r + 5)) & 3
-        nothing = total == 0.0
-        tl.store(
-            LOGSUMEXP + row * M + slot,
-            tl.where(nothing, NOTHING, (tl.log2(tl.where(nothing, 1.0, total)) + top) / LOG2E),
-            mask=live,
-        )
-        if SINK is not None:
-            sink2 = tl.load(SINK + h).to(tl.float32) * LOG2E
-            most = tl.maximum(top, sink2)
-            safe = tl.where(most == NOTHING, 0.0, most)
-            shrink = tl.exp2(top - safe)
-            whole = total * shrink + tl.exp2(sink2 - safe)
-            share = tl.where(nothing, 0.0, shrink / tl.where(nothing, 1.0, whole))
-        else:
-            share = 1.0 / tl.where(nothing, 1.0, total)
-        mean = acc * share[:, None]
-        # What is inside goes to memory, to save registers while the rest is read.
-        if r < M - 1 or SAVE:
-            tl.store(MEANS + r * many + place, mean.to(MEANS.dtype.element_ty), mask=kept)
-        if r == M - 1:
-            if WEIGHTS is not None:
-                mean = mean * tl.load(WEIGHTS + row * M + slot).to(tl.float32)[:, None]
-            if M > 1:
-                tl.debug_barrier()
-            for other in tl.static_range(M - 1):
-                near = (KINDS >> (7 * other + 5)) & 3
-                part = tl.load(MEANS + other * many + place, mask=kept, other=0.0).to(tl.float32)
-                if WEIGHTS is not None:
-                    part = part * tl.load(WEIGHTS + row * M + near).to(tl.float32)[:, None]
-                mean += part
-            out = OUT + wide * sob + h.to(tl.int64) * soh + (i.to(tl.int64)[:, None] * sot + col[None, :])
-            tl.store(out, mean.to(OUT.dtype.element_ty), mask=kept)
+        finish_ring(
+            acc, total, top, WEIGHTS, SINK, OUT, MEANS, LOGSUMEXP, h, row, live, place, kept, many,
+            wide * sob + h.to(tl.int64) * soh + (i.to(tl.int64)[:, None] * sot + col[None, :]), r, M, KINDS, SAVE,
+        )  # fmt: skip

@@ -14,9 +14,19 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from varifocal.kernels.native.once import differentiable_once
 
-from . import backward, forward
+from . import backward, forward, split
 from .arrangement import Arrangement, Sizes, arrange, tables
-from .tiles import INTERPRETED, Tile, tile_of
+from .tiles import (
+    FEW_QUERIES,
+    INTERPRETED,
+    INTERPRETED_SHARE,
+    INTERPRETED_SPLIT,
+    LEAST_SHARE,
+    MOST_SHARES,
+    SPLIT,
+    Tile,
+    tile_of,
+)
 
 PLAIN, AT_END, ANYWHERE = 0, 1, 2
 """Layouts, as in rings.py."""
@@ -140,6 +150,13 @@ def triton_mixture(
     q, k, v = rows_together(q), rows_together(k), rows_together(v)
     # The means of branches inside others are put down whether or not a backward needs them.
     kept = means if save and means.numel() else q.new_empty((len(limit) - 1, *q.shape))
+    shares = shares_of(queries, k.shape[2], arrangement) if not save else 1
+    if shares > 1:
+        read_in_shares(
+            q, k, v, weights, sink, scale, width, position, start, seen, out, kept, logsumexp,
+            arrangement=arrangement, factor=factor, shares=shares,
+        )  # fmt: skip
+        return out, logsumexp, means
     tile = tiling("forward", q, documents=start is not None)
     with on_device(q):
         forward.forward[(triton.cdiv(queries, tile.queries), heads, batch)](
@@ -150,6 +167,41 @@ def triton_mixture(
             **options(tile),
         )  # fmt: skip
     return out, logsumexp, means
+
+
+def shares_of(queries: int, keys: int, arrangement: Arrangement) -> int:
+    """Among how many programs the keys of a head are split: 1 unless few queries read many keys."""
+    if queries > FEW_QUERIES or not arrangement.reads_far:
+        return 1
+    return min(MOST_SHARES, -(-keys // (INTERPRETED_SHARE if interpreted() else LEAST_SHARE)))
+
+
+def read_in_shares(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor | None, sink: Tensor | None, scale: Tensor | None,
+    width: Tensor | None, position: Tensor | None, start: Tensor | None, seen: Tensor | None,
+    out: Tensor, means: Tensor, logsumexp: Tensor, *, arrangement: Arrangement, factor: float, shares: int,
+) -> None:  # fmt: skip
+    """What the forward kernel writes, from shares of the keys."""
+    batch, heads, queries, wide = q.shape
+    keys = k.shape[2]
+    tile = INTERPRETED_SPLIT if interpreted() else SPLIT
+    tiles = -(-keys // tile.keys)
+    share = -(-tiles // shares)
+    branches = len(arrangement.order)
+    sums = q.new_empty((shares, branches, batch, heads, queries, wide), dtype=torch.float32)
+    numbers = q.new_empty((shares, branches, 2, batch, heads, queries), dtype=torch.float32)
+    compiled_for = constants(q, arrangement, position, start)
+    with on_device(q):
+        split.read_shares[(shares, heads, batch)](
+            q, k, v, scale, width, *tables(arrangement, q.device), position, start, seen, sums, numbers,
+            *strides(q), *strides(k), *strides(v), batch, heads, k.shape[1], queries, keys, share, factor,
+            **compiled_for, PRECISION=precision(q), **options(tile),
+        )  # fmt: skip
+        compiled_for.pop("LAYOUT")
+        split.join_shares[(heads, batch)](
+            sums, numbers, weights, sink, out, means, logsumexp, *strides(out), batch, heads, queries, shares,
+            **compiled_for, BM=tile.queries, num_warps=tile.warps,
+        )  # fmt: skip
 
 
 def room_for_answers(

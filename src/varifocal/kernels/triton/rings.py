@@ -212,6 +212,12 @@ def key_tiles(
 
 
 @triton.jit
+def clipped(tile, first, last):
+    """A bound of tiles, brought into first..last: what lies between two bounds stays between them."""
+    return tl.minimum(tl.maximum(tile, first), last)
+
+
+@triton.jit
 def masked_tile(t, prefix_from, prefix_count, first, whole_from, whole_to):
     """The t-th of the tiles in which some pair may be left out."""
     head = prefix_count + whole_from - first

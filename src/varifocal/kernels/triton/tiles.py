@@ -12,7 +12,9 @@ blocks at once.
 - With documents a kernel looks up which keys there are, and what it reads passes through shared memory once more: the
   tile of query gradients is smaller then, to stay within the 99 KB of an sm_86.
 - float32 has no matrix unit at full precision: small tiles, whose products are plain multiplications.
-- 256 channels are twice the sums: half the tile.
+- 256 channels are twice the sums: half the tile. (Of 64 keys triton 3.7.1 makes an empty kernel for sm_100.)
+- What ptxas still spills at 64 and 128 channels, up to 44 bytes a thread on sm_80 and sm_86, are addresses of a
+  program's own rows: put aside once before the loops and read after them, as its machine code shows.
 """
 
 from __future__ import annotations
@@ -33,6 +35,14 @@ class Tile:
 
 INTERPRETED = {"forward": Tile(32, 16, 1, 1), "queries": Tile(16, 32, 1, 1), "keys": Tile(16, 32, 1, 1)}
 """Small, and of three shapes: what is wrong with one tile beside another shows at a length of 33 already."""
+
+FEW_QUERIES = 16
+"""So many queries at most share a tile of 16, the least that matrix units take, when the keys are split."""
+SPLIT = Tile(16, 64, 4, 2)
+INTERPRETED_SPLIT = Tile(16, 16, 1, 1)
+LEAST_SHARE, MOST_SHARES = 256, 64
+"""Keys of a program at least, and programs of a head at most."""
+INTERPRETED_SHARE = 32
 
 AMPERE, HOPPER = 80, 90
 """The first compute capability of each kind: mma.sync up to 89; wgmma and tcgen05 from 90 on."""
@@ -55,11 +65,11 @@ TILES: dict[tuple[str, int, int], Tile] = {
     ("keys", HOPPER, 128): Tile(32, 64, 8, 2),
     ("forward", HOPPER, 256): Tile(64, 32, 8, 2),
     ("queries", HOPPER, 256): Tile(64, 32, 8, 2),
-    ("keys", HOPPER, 256): Tile(16, 64, 8, 2),
+    ("keys", HOPPER, 256): Tile(32, 32, 8, 2),
 }
 """By kernel, kind of GPU and channels at most, for numbers of two bytes."""
 
-FLOAT32 = {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 8, 1), 256: Tile(16, 16, 8, 1)}
+FLOAT32 = {64: Tile(16, 32, 4, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}
 """By channels at most, for float32, all kernels and GPUs."""
 
 
