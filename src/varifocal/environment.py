@@ -19,7 +19,7 @@ def environment() -> Environment:
     """The machine and software of this process."""
     return Environment(
         time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=command(),
         commit=commit(),
         processor=processor(),
         threads=torch.get_num_threads(),
@@ -28,6 +28,11 @@ def environment() -> Environment:
         torch=str(torch.__version__),
         system=f"{platform.system()} {platform.machine()}",
     )
+
+
+def command() -> str:
+    """What was typed, without the folders of absolute paths: what is published tells of no one's disk."""
+    return shlex.join([Path(sys.argv[0]).name, *(Path(w).name if Path(w).is_absolute() else w for w in sys.argv[1:])])
 
 
 def place_and_versions(place: torch.device) -> str:
