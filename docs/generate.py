@@ -290,19 +290,19 @@ def summary(bench: ModelBench, comparison: Comparison) -> str:
 
 def field(results: Path) -> str:
     """The whole field: a row for every mechanism, where its numbers are from, and why cells are empty."""
-    benches = [AttentionBench.read(file) for name in BENCHES if (file := results / name).exists()]
-    comparisons = [read_comparison(file) for name in COMPARISONS if (file := results / name).exists()]
-    table, reasons = field_table(benches, comparisons)
+    benches = {name: AttentionBench.read(file) for name in BENCHES if (file := results / name).exists()}
+    comparisons = {name: read_comparison(file) for name in COMPARISONS if (file := results / name).exists()}
+    table, reasons = field_table(list(benches.values()), list(comparisons.values()))
     told = [
         f"For texts of {CONTEXT:,} tokens, {HeadShape().heads} heads of {HeadShape().head_width}. **Keys a query**: "
         "how many a query of a head reads on average. **Cache**: what a layer keeps of the text, beside dense "
         "attention. "
-        "**Speed**: forward and backward beside torch's own causal attention (1.00x) in the same run: "
-        + "; ".join(f"`{bench.environment.command}` on {bench.environment.processor}" for bench in benches)
+        "**Speed**: forward and backward beside torch's own causal attention (1.00x) in the same run, from "
+        + ", ".join(f"[{name}](results/{name}) ({bench.environment.processor})" for name, bench in benches.items())
         + ". **Loss**: validation loss less that of dense attention at the same budget, ± half of the 95 % "
         "interval over seeds, from "
-        + "; ".join(f"`{comparison.command}` ({our_setting(comparison)})" for comparison in comparisons)
-        + ". Of two sources the first that has a mechanism counts.",
+        + ", ".join(f"[{name}](results/{name}) ({our_setting(one)})" for name, one in comparisons.items())
+        + ". Each file names its command; the first that has a mechanism counts.",
         " ".join(reasons),
     ]
     head, _, *body = markdown(table).splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ HEADER = ["mechanism", "reads", "from", "keys a query", "cache", "speed", "loss"
 def field_table(
     benches: Sequence[AttentionBench], comparisons: Sequence[Comparison]
 ) -> tuple[list[list[str]], list[str]]:
-    """A row for each of our mechanisms, and a sentence for each reason why cells are empty.
+    """A row for each of our mechanisms, and sentences of what was measured otherwise and why cells are empty.
 
     Args:
         benches: a mechanism's speed is that of the first one that measured it.
@@ -50,6 +50,9 @@ def field_table(
             loss,
         ])  # fmt: skip
     reasons = []
+    if others := [name for name in MECHANISMS.ours if MECHANISMS[name].bench_options]:
+        told = (f"`{name}` with {options_in_words(MECHANISMS[name].bench_options)}" for name in others)
+        reasons.append(f"Speeds are those of {', '.join(told)}; of the others with the options of the benchmark.")
     if slow:
         reasons.append(f"No speed: {', '.join(f'`{name}`' for name in slow)}, in none of the runs named above.")
     if untrained:
@@ -76,6 +79,11 @@ def cache(mechanism: Mechanism[Any]) -> float:
     memory = mechanism.memory()
     # With its last token a segment may be complete, and gone.
     return remembered_bytes(mechanism, 4) * max(memory.kept(CONTEXT - 1), memory.kept(CONTEXT))
+
+
+def options_in_words(options: Mapping[str, Any]) -> str:
+    """segment=512."""
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def source_of(mechanism: Mechanism[Any]) -> str:
