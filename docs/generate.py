@@ -468,7 +468,7 @@ def main() -> None:
         evaluated = fill(evaluated, "performance", performance(AttentionBench.read(measured)))
     if (checked_gpus := TOP / "results/gpu_check.json").exists():
         evaluated = fill(evaluated, "gpu-check", gpu_check(GpuCheck.read(checked_gpus)))
-    if (focused := TOP / "results/focus_smollm2_first.json").exists():
+    if (focused := TOP / "results/focus_smollm2.json").exists():
         filled = fill(filled, "focus", focus(focused))
     filled = fill(filled, "mechanisms", field(TOP / "results"))
     compared_in_time = equal_time(TOP / "results")
