@@ -78,7 +78,15 @@ def written_kernels(gpu: Gpu, names: tuple[str, ...] = ()) -> Iterator[tuple[str
 
         with torch.set_grad_enabled(learns):
             flex.attend_flex(problem, execute=execute)
-        yield from ((row, kernel) for kernel in found)
+        yield from ((row, kernel) for kernel in numbered(found))
+
+
+def numbered(kernels: list[Kernel]) -> Iterator[Kernel]:
+    """Kernels of one row with names of their own: a mechanism may have several readings of a kind."""
+    names = [kernel.name for kernel in kernels]
+    for place, kernel in enumerate(kernels):
+        several = names.count(kernel.name) > 1
+        yield replace(kernel, name=f"{kernel.name} {names[:place].count(kernel.name) + 1}") if several else kernel
 
 
 def problems_of(workload: Workload, names: tuple[str, ...]) -> dict[str, Problem]:
