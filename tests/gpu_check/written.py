@@ -125,7 +125,9 @@ def kernels_of(row: str, reading: Reading, at_end: bool, *, memory: Memory, reco
     sets = " and ".join(type(one).__name__ for one in reading.sets)
     for direction, launches in (("forward", forward), ("backward", recorder.taken())):
         for name, text, size in launches:
-            operations = PRODUCTS[direction] * 2.0 * pairs * reading.q.shape[-1]
+            # One query fills no tile; how far its block is filled depends on the heads that share a key head.
+            fills = reading.q.shape[2] > 1
+            operations = PRODUCTS[direction] * 2.0 * pairs * reading.q.shape[-1] if fills else None
             yield from_text(f"{row} ({sets}) {direction}", name, text, operations=operations, size=size)
 
 
@@ -137,7 +139,7 @@ def pairs_in(tiles: Tiles, reading: Reading) -> float:
     return float(tiles_read) * repeated * TILE * TILE
 
 
-def from_text(told: str, name: str, text: str, *, operations: float, size: float) -> Kernel:
+def from_text(told: str, name: str, text: str, *, operations: float | None, size: float) -> Kernel:
     """A kernel as its decorator in the text says that it is compiled."""
     from torch._inductor.runtime import triton_heuristics
 

@@ -15,7 +15,7 @@ from varifocal.equations.branches import FixedBranch
 from varifocal.kernels.flex.compiler_settings import generating
 from varifocal.kernels.flex.dense import attend_dense, find_logsumexp
 from varifocal.kernels.flex.joining import mix
-from varifocal.kernels.flex.key_sets import OUTSIDE, Selected, Soft
+from varifocal.kernels.flex.key_sets import OUTSIDE, Selected
 from varifocal.kernels.flex.reading import Reading
 from varifocal.kernels.flex.tiles import TILE, Tiles, make_tiles
 
@@ -62,10 +62,10 @@ def launch(q: Tensor, k: Tensor, v: Tensor, reading: Reading, tiles: Tiles) -> t
 def needs_short_pipeline(reading: Reading, limit: int) -> bool:
     """Whether three stages of keys and values would not fit in a block's shared memory of `limit` bytes.
 
-    Queries stay in registers as long as the function of a pair is simple. Next to those that look a selection or a
-    width up they move to shared memory: 128 KB with three stages of 64 keys, 96 KB with two.
+    Queries stay in registers as long as the function of a pair is simple. Beside one that looks a selection up they
+    move to shared memory: 128 KB with three stages of 64 keys, 96 KB with two.
     """
-    return limit < LONG_PIPELINE and any(isinstance(member, Selected | Soft) for member in reading.sets)
+    return limit < LONG_PIPELINE and any(isinstance(member, Selected) for member in reading.sets)
 
 
 def shared_memory(device: torch.device) -> int:
