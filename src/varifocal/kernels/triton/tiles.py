@@ -13,7 +13,7 @@ blocks at once.
   tile of query gradients is smaller then, to stay within the 99 KB of an sm_86.
 - float32 has no matrix unit at full precision: small tiles, whose products are plain multiplications.
 - 256 channels are twice the sums: half the tile. (Of 64 keys triton 3.7.1 makes an empty kernel for sm_100.)
-- What ptxas still spills at 64 and 128 channels, up to 44 bytes a thread on sm_80 and sm_86, are addresses of a
+- What ptxas still spills at 64 and 128 channels, up to 44 bytes a thread but none on sm_90, are addresses of a
   program's own rows: put aside once before the loops and read after them, as its machine code shows.
 """
 
