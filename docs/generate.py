@@ -240,18 +240,18 @@ def decoding(bench: DecodeBench) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def serving(bench: ServingBench) -> str:
-    """The tables of `varifocal bench serving`, with its command."""
-    shared = bench.environment
-    told = (
-        f"`{shared.command}`, commit {shared.commit}, {shared.threads} threads of {shared.processor}. "
-        f"{settings_sentence(bench)}."
-    )
-    tables = [
-        capacity_table(bench),
-        *(serving_table(bench, one) for one in dict.fromkeys(row.setting for row in bench.rows)),
-    ]
-    return "\n\n".join([told, *map(markdown, tables)])
+def serving(whole: ServingBench, cut: ServingBench | None) -> str:
+    """What fits of the whole model, and how fast its first layers answer, each with its command."""
+    parts = ["What fits, of a whole model:", markdown(capacity_table(whole)), f"`{whole.environment.command}`."]
+    if cut is not None:
+        shared = cut.environment
+        parts += ["How fast requests are answered, by the first layers of the same models:"]
+        parts += [markdown(serving_table(cut, one)) for one in dict.fromkeys(row.setting for row in cut.rows)]
+        parts += [
+            f"{settings_sentence(cut)}. `{shared.command}`, {shared.threads} threads of {shared.processor}.",
+            "![What fits, requests a second and peak memory](pictures/serving.png)",
+        ]
+    return "\n\n".join(parts)
 
 
 def narrow_loss(bench: DecodeBench) -> str:
@@ -493,8 +493,10 @@ def main() -> None:
             speeds = fill(speeds, block, write(DecodeBench.read(file)))
     served = TOP / "docs/serving.md"
     answered = served.read_text(encoding="utf-8")
-    if (asked := TOP / "results/serving.json").exists():
-        answered = fill(answered, "serving", serving(ServingBench.read(asked)))
+    asked = TOP / "results/serving.json"
+    if (counted := TOP / "results/serving_whole.json").exists():
+        cut = ServingBench.read(asked) if asked.exists() else None
+        answered = fill(answered, "serving", serving(ServingBench.read(counted), cut))
     pages = {readme: filled, promises: kept, backends: evaluated, log: told, scaling: planned, decoded: speeds}
     guide = TOP / "docs/comparison.md"
     pages[guide] = fill(guide.read_text(encoding="utf-8"), "equal-time", compared_in_time)

@@ -37,7 +37,7 @@ COMMITTED: list[tuple[type[FileRecord], Path]] = [
         (RetrofitResult, "retrofit_*.json"),
         (ClientRuns, "clients.json"),
         (SuiteRuns, "hf_suite.json"),
-        (ServingBench, "serving.json"),
+        (ServingBench, "serving*.json"),
         (GpuCheck, "gpu_check.json"),
     )
     for path in sorted(RESULTS.glob(pattern))

@@ -15,7 +15,7 @@ from tests.serving.engines import answers, assert_ours, engine
 LENGTHS = [2, WINDOW - 1, WINDOW + 3, 200, 600, 1100]
 
 
-@pytest.mark.parametrize("name", ["focused", "head_gated", "focused with a sink logit"])
+@pytest.mark.parametrize("name", ["focused"])
 def test_two_ranks_serve_the_same_model(name: str, tmp_path: Path) -> None:
     folder = save(tmp_path, *MODELS[name])
     with engine(folder, tensor_parallel_size=2) as made:
