@@ -240,17 +240,15 @@ def decoding(bench: DecodeBench) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def serving(whole: ServingBench, cut: ServingBench | None) -> str:
-    """What fits of the whole model, and how fast its first layers answer, each with its command."""
-    parts = ["What fits, of a whole model:", markdown(capacity_table(whole)), f"`{whole.environment.command}`."]
-    if cut is not None:
-        shared = cut.environment
-        parts += ["How fast requests are answered, by the first layers of the same models:"]
-        parts += [markdown(serving_table(cut, one)) for one in dict.fromkeys(row.setting for row in cut.rows)]
-        parts += [
-            f"{settings_sentence(cut)}. `{shared.command}`, {shared.threads} threads of {shared.processor}.",
-            "![What fits, requests a second and peak memory](pictures/serving.png)",
-        ]
+def serving(bench: ServingBench, whole: ServingBench | None) -> str:
+    """What fits, of a whole model too, and how fast requests are answered, each with its command."""
+    shared = bench.environment
+    parts = [f"`{shared.command}`, commit {shared.commit}, {shared.threads} threads of {shared.processor}:"]
+    parts += [markdown(capacity_table(bench))]
+    parts += [markdown(serving_table(bench, one)) for one in dict.fromkeys(row.setting for row in bench.rows)]
+    parts += [f"{settings_sentence(bench)}.", "![What fits, requests a second and memory](pictures/serving.png)"]
+    if whole is not None:
+        parts += [f"What fits of the whole model, `{whole.environment.command}`:", markdown(capacity_table(whole))]
     return "\n\n".join(parts)
 
 
@@ -493,10 +491,10 @@ def main() -> None:
             speeds = fill(speeds, block, write(DecodeBench.read(file)))
     served = TOP / "docs/serving.md"
     answered = served.read_text(encoding="utf-8")
-    asked = TOP / "results/serving.json"
-    if (counted := TOP / "results/serving_whole.json").exists():
-        cut = ServingBench.read(asked) if asked.exists() else None
-        answered = fill(answered, "serving", serving(ServingBench.read(counted), cut))
+    if (asked := TOP / "results/serving.json").exists():
+        counted = TOP / "results/serving_whole.json"
+        whole = ServingBench.read(counted) if counted.exists() else None
+        answered = fill(answered, "serving", serving(ServingBench.read(asked), whole))
     pages = {readme: filled, promises: kept, backends: evaluated, log: told, scaling: planned, decoded: speeds}
     guide = TOP / "docs/comparison.md"
     pages[guide] = fill(guide.read_text(encoding="utf-8"), "equal-time", compared_in_time)
