@@ -135,6 +135,8 @@ results: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/ecosystem.py
+	if [ -d runs/demo ]; then $(BIN)/python docs/picture_of_explorer.py; \
+	else echo "The explorer's picture stays as it is: it shows the model of make demo."; fi
 
 # The documents as a site with search that needs no network: build/site/index.html.
 site: .venv-site/installed

@@ -40,6 +40,7 @@ from varifocal.report.decode_bench import loss_sentence, speculation_sentence, s
 from varifocal.report.decode_bench_plot import plot_decode_bench
 from varifocal.report.focus import fact_table, summary_table
 from varifocal.report.focus import loss_table as loss_table_of_focus
+from varifocal.report.focus_plot import plot_focus
 from varifocal.report.gpu_check import compiled_table, interpreted_table, state_table
 from varifocal.report.model_bench import model_table
 from varifocal.report.papers import papers_page
@@ -514,6 +515,8 @@ def main() -> None:
         plot_decode_bench(DecodeBench.read(timed), TOP / "docs/pictures/decode.png")
     if asked.exists():
         plot_serving_bench(ServingBench.read(asked), TOP / "docs/pictures/serving.png")
+    if focused.exists():
+        plot_focus(FocusMeasure.read(focused), TOP / "docs/pictures/focus.png")
     draw_mechanisms(TOP / "docs/pictures/mechanisms.png")
 
 
