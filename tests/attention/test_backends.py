@@ -16,7 +16,6 @@ from torch import Tensor
 from varifocal import Causal, Dot, FixedBranch, ReferenceWarning, TopK, Window, attend
 from varifocal.attention.attend import lay_out
 from varifocal.attention.backends import BACKENDS, LOADED, UnavailableError, is_loaded, prepare, used_parts
-from varifocal.equations.branches.own_block import OwnBlock
 from varifocal.equations.normalizers import Normalizer
 from varifocal.equations.problem import DivergenceProblem, PoolingProblem, Problem, Shortcuts, SummaryProblem
 from varifocal.kernels.native import backend as native
@@ -37,6 +36,14 @@ class CappedProblem(Problem):
 @dataclass(frozen=True)
 class Entmax(Normalizer):
     """A normalizer that no backend has heard of."""
+
+
+@dataclass(frozen=True)
+class EvenPlaces(FixedBranch):
+    """A branch that no kernel has heard of."""
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key % 2 == 0) & (key <= query)
 
 
 def problem(kind: type[Problem] = Problem, **parts: Any) -> Problem:
@@ -98,10 +105,10 @@ def test_normalizer_that_a_backend_does_not_know_is_refused_by_name(name: str) -
 @needs_native
 def test_auto_passes_over_a_backend_without_the_branch() -> None:
     q = torch.randn(1, 2, 9, 4)
-    with pytest.raises(UnavailableError, match="has no kernel for the branch OwnBlock"):
-        attend(q, q, q, branches=OwnBlock(4), backend="native")
-    found = attend(q, q, q, branches=OwnBlock(4)).output
-    assert torch.equal(found, attend(q, q, q, branches=OwnBlock(4), backend="reference").output)
+    with pytest.raises(UnavailableError, match="has no kernel for the branch EvenPlaces"):
+        attend(q, q, q, branches=EvenPlaces(), backend="native")
+    found = attend(q, q, q, branches=EvenPlaces()).output
+    assert torch.equal(found, attend(q, q, q, branches=EvenPlaces(), backend="reference").output)
 
 
 @every_backend
