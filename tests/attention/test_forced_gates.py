@@ -10,6 +10,8 @@ from varifocal import MECHANISMS, Causal, SoftWindow, Window, attend, force_gate
 from varifocal.attention.mechanisms.context_adaptive import ContextAdaptive
 
 GATED = ["context_adaptive", "head_gated"]
+GATED_LATER = ["infini"]
+"""Their gate has something to decide only after the first tokens."""
 
 
 def test_gates_held_at_1_read_the_window_alone() -> None:
@@ -47,7 +49,7 @@ def test_forced_gates_are_what_is_recorded(name: str) -> None:
         assert (mechanism(*given).records["gate"] == 0.75).all()
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", GATED + GATED_LATER)
 def test_nothing_is_left_of_forced_gates(name: str) -> None:
     mechanism, given = small_mechanism(name), tokens()
     before = mechanism(*given).output
@@ -66,7 +68,7 @@ def test_an_error_inside_leaves_nothing_behind_either() -> None:
     assert torch.equal(mechanism(*given).output, before)
 
 
-@pytest.mark.parametrize("name", sorted(set(MECHANISMS.ours) - set(GATED)))
+@pytest.mark.parametrize("name", sorted(set(MECHANISMS.ours) - {*GATED, *GATED_LATER}))
 def test_mechanisms_without_a_gate_are_not_changed(name: str) -> None:
     mechanism, given = small_mechanism(name), tokens()
     before = mechanism(*given).output

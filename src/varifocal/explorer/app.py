@@ -40,7 +40,6 @@ def make_app(
         host: the name or address under which the server listens.
         ending: set when the server ends; no question delays that.
     """
-    ended = asyncio.Event() if ending is None else ending
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
     templates = Environment(
@@ -60,8 +59,9 @@ def make_app(
         waiting = Waiting()
         waiting.on_begin = lambda: current.update(now=waiting)
         future = asyncio.get_running_loop().run_in_executor(worker, answer, asked, waiting)
-        gone, over = asyncio.ensure_future(disconnected(request)), asyncio.ensure_future(ended.wait())
-        waited_for: list[asyncio.Future[Any]] = [future, gone, over]
+        waited_for: list[asyncio.Future[Any]] = [future, asyncio.ensure_future(disconnected(request))]
+        if ending is not None:
+            waited_for.append(asyncio.ensure_future(ending.wait()))
         try:
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
